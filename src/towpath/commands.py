@@ -1,11 +1,13 @@
-"""The ledger's language for users: the commands that `Ledger.apply` takes, the outcomes of an attempt, and
-the results.
+"""The language of ledgers: the commands that `Ledger.apply` takes, the outcomes of an attempt, the results,
+the queries of the reads and the records that they return. Times and durations are whole microseconds;
+`micros` and `utc` convert.
 
 The names are not at the top level of `towpath` because only code that talks to a ledger needs them.
 `Cancel` exists twice: `towpath.commands.Cancel` is a command, `towpath.Cancel` is raised by a handler."""
 
 from __future__ import annotations
 
+from towpath.core.checks import micros, utc
 from towpath.core.commands import (
     Abort,
     Append,
@@ -45,34 +47,75 @@ from towpath.core.commands import (
     Upkept,
     Want,
 )
-from towpath.core.job import Done, FailOutcome, Outcome, Refuse, Release, RetryOutcome, SnoozeOutcome, Stop
+from towpath.core.job import (
+    ClaimedJob,
+    Done,
+    FailOutcome,
+    Job,
+    Key,
+    KeyPolicy,
+    Outcome,
+    Refuse,
+    Release,
+    RetryOutcome,
+    SnoozeOutcome,
+    Spec,
+    Stop,
+)
+from towpath.core.schedule import Schedule, next_fire
+from towpath.core.views import (
+    AttemptOutcome,
+    AttemptRecord,
+    GroupPage,
+    GroupQuery,
+    GroupView,
+    NoteView,
+    Page,
+    PartView,
+    Query,
+    QueueView,
+)
 
 __all__ = [
     "Abort",
     "Append",
     "Appended",
+    "AttemptOutcome",
+    "AttemptRecord",
     "Cancel",
     "Canceled",
     "Claim",
     "Claimed",
+    "ClaimedJob",
     "Command",
     "Done",
     "FailOutcome",
+    "GroupPage",
+    "GroupQuery",
     "GroupSet",
     "GroupState",
+    "GroupView",
     "Hasten",
     "Hastened",
+    "Job",
+    "Key",
+    "KeyPolicy",
     "Note",
+    "NoteView",
     "Noted",
     "OnFailure",
     "Open",
     "Outcome",
+    "Page",
+    "PartView",
     "Placed",
     "Progress",
     "Progressed",
     "Purge",
     "Purged",
+    "Query",
     "QueueSet",
+    "QueueView",
     "Refuse",
     "Release",
     "Renew",
@@ -81,6 +124,7 @@ __all__ = [
     "RetryOutcome",
     "Revive",
     "Revived",
+    "Schedule",
     "Seal",
     "Selector",
     "SetPart",
@@ -88,9 +132,13 @@ __all__ = [
     "Settle",
     "Settled",
     "SnoozeOutcome",
+    "Spec",
     "Stop",
     "Unseal",
     "Upkeep",
     "Upkept",
     "Want",
+    "micros",
+    "next_fire",
+    "utc",
 ]

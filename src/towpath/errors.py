@@ -4,6 +4,7 @@
     ├── InvalidInput            a value that can never be right: raised at the boundary, nothing is written
     ├── Refused                 a business error: `apply` returns it as the command's result
     │   ├── LostClaim           the fence is old: another owner holds or finished the job
+    │   │   └── AlreadySettled  the same delivery of a message was acknowledged or returned before
     │   ├── UnknownJob
     │   ├── UnknownDependency
     │   ├── DependencyCycle
@@ -17,13 +18,18 @@
     │   ├── Unsupported
     │   ├── UserFunctionFailed
     │   └── CommandFailed       the ledger itself failed on one command; its neighbours are unharmed
-    ├── JobFailed               the job whose result was asked for ended as a dead letter
-    ├── JobCanceled             the job whose result was asked for was canceled
+    ├── JobFailed               the awaited job ended as a dead letter
+    ├── JobCanceled             the awaited job was canceled
     ├── NotInJob                `towpath.current()` where no job runs
+    ├── HookFailed              a lifespan of the program failed when the worker started
+    ├── TimedOut                a handler ran longer than its timeout: the stored error of the attempt
+    ├── ProcessDied             the process of a handler ended: the stored error of the attempt
+    ├── WaitInHandler           a handler would wait for another job
     ├── WorkerStuck             every slot of the worker is held by a handler that does not stop
     └── LedgerError             the ledger as a whole
         ├── LedgerBusy          (retryable) locked by another connection for too long
         │   └── StaleTransaction    (retryable) a transaction of the user that has read cannot write any more
+        ├── ReadersBusy         (retryable) all read connections were in use for too long
         ├── LedgerAway          (retryable) its server cannot be reached, or cannot do it now
         ├── DiskFull            (retryable)
         ├── LedgerClosed        (fatal)
@@ -58,12 +64,10 @@ class TowpathError(Exception):
 
     def __init__(self, **details: Any) -> None:
         self.details = details
-        super().__init__(
-            escape(
-                self.sentence.format_map({name: _harmless(name, each) for name, each in details.items()}),
-                lines=True,
-            )
-        )
+        super().__init__(escape(self._text(), lines=True))
+
+    def _text(self) -> str:
+        return self.sentence.format_map({name: _harmless(name, each) for name, each in self.details.items()})
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.details == getattr(other, "details", None)
@@ -85,20 +89,38 @@ def _rebuild(cls: type[TowpathError], details: dict[str, Any]) -> TowpathError:
 
 
 class InvalidInput(TowpathError, ValueError):
-    sentence = "{field} is {value}: {expected}"
+    """`field`, `value` (as it is printed, shortened) and `expected` are for programs. A `message` of its own
+    replaces the sentence where these three do not make one."""
 
-    def __init__(self, *, field: str, value: object, expected: str) -> None:
-        shown = value if isinstance(value, _Shown) else _Shown(_short(value))
-        super().__init__(field=field, value=shown, expected=expected)
+    sentence = "{field} is {value}; it must be {expected}"
+
+    def __init__(self, *, field: str, value: object, expected: str, message: str | None = None) -> None:
+        self.field = field
+        self.value = value if isinstance(value, Described) else Described(shortened(value))
+        self.expected = expected
+        details = {"field": field, "value": self.value, "expected": expected}
+        super().__init__(**details if message is None else {**details, "message": message})
+
+    def _text(self) -> str:
+        message = self.details.get("message")
+        return super()._text() if message is None else escape(message)
+
+    def renamed(self, field: str) -> InvalidInput:
+        """The same error with another name of the field, such as its place in a file."""
+        details = {**self.details, "field": field}
+        if "message" in details:
+            details["message"] = f"{field}: {details['message']}"
+        return InvalidInput(**details)
 
 
-class _Shown(str):
-    """Text that already is the printed form of a value (so that pickling does not quote it twice)."""
+class Described(str):
+    """A value in words, such as `20 bytes`: printed as it is, not as a text with quotes."""
 
     __slots__ = ()
 
 
-def _short(value: object, limit: int = 80) -> str:
+def shortened(value: object, limit: int = 80) -> str:
+    """The printed form of a value, in ASCII and not too long, for the message of an error."""
     try:
         text = ascii(value)
     except Exception:
@@ -115,12 +137,16 @@ class LostClaim(Refused):
     sentence = "job {id}: the claim with fence {fence} is lost"
 
 
+class AlreadySettled(LostClaim):
+    sentence = "message {id}: the delivery with fence {fence} was {outcome} already"
+
+
 class UnknownJob(Refused):
     sentence = "there is no job {id}"
 
 
 class UnknownDependency(Refused):
-    sentence = "unknown dependencies: {ids}"
+    sentence = "no job or group exists with these ids to wait for: {ids}"
 
 
 class DependencyCycle(Refused):
@@ -210,11 +236,45 @@ class JobCanceled(TowpathError):
 
 
 class NotInJob(TowpathError, RuntimeError):
-    sentence = "towpath.current() is for the inside of a running job; no job runs here"
+    sentence = (
+        "towpath.current() is for the handler of a running job, and no job runs here; "
+        "a thread that a handler starts needs a copy of its context: contextvars.copy_context().run"
+    )
+
+
+class TimedOut(TowpathError, TimeoutError):
+    sentence = "it ran longer than {seconds} s"
+
+    def __init__(self, *, seconds: float) -> None:
+        self.seconds = seconds
+        super().__init__(seconds=seconds)
+
+
+class ProcessDied(TowpathError):
+    """`begun` is False if the process ended before it received the job: the handler was not called."""
+
+    sentence = "the process ended with exit code {exit_code}"
+
+    def __init__(self, *, exit_code: int | None, begun: bool = True) -> None:
+        self.exit_code, self.begun = exit_code, begun
+        super().__init__(exit_code=exit_code, begun=begun)
+
+
+class WaitInHandler(TowpathError, RuntimeError):
+    sentence = (
+        "a handler must not wait for another job: job {id} ({kind}) would hold its slot until {what} has "
+        "ended, and if all slots wait, no job runs. Put what follows into a job of its own: app.chain(...), "
+        "app.group(calls, then=...) or current().spawn(...). If slots of other workers run {what}, pass "
+        "wait_inside=True"
+    )
 
 
 class LedgerError(TowpathError):
     sentence = "the ledger failed"
+
+
+class HookFailed(TowpathError):
+    sentence = "{hook} failed at the start of the process: {error}"
 
 
 class WorkerStuck(TowpathError):
@@ -228,6 +288,14 @@ class LedgerBusy(LedgerError):
     sentence = (
         "{path} was locked by another connection for more than {seconds} s; "
         "find the long transaction and end it"
+    )
+    retryable = True
+
+
+class ReadersBusy(LedgerError):
+    sentence = (
+        "all {count} read connections to {path} were in use for {seconds} s; "
+        "read smaller pages, or fewer at the same time"
     )
     retryable = True
 
@@ -251,7 +319,7 @@ class DiskFull(LedgerError):
 
 
 class LedgerClosed(LedgerError):
-    sentence = "{path} is closed"
+    sentence = "{path} is closed, so it takes no more calls; close it after the last one"
     fatal = True
 
 
@@ -278,7 +346,7 @@ class NotALedger(LedgerError):
 class NewerSchema(LedgerError):
     sentence = (
         "{path} has schema {schema}, which needs at least version {min_schema}; "
-        "this Towpath knows {known}: upgrade it"
+        "this Towpath supports {known}: upgrade it"
     )
     fatal = True
 

@@ -23,6 +23,14 @@ _BUT_LINES: Final = re.compile(f"[{_CONTROLS}]")
 _SHORT: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
+_SECRET: Final = re.compile(r"(?<=://)([^/?@]*?:)[^?]*(?=@)|([?&](?:ssl)?password=)[^&]*")
+
+
+def without_password(url: str) -> str:
+    """The URL without its password, for errors, logs and terminals."""
+    return _SECRET.sub(r"\1\2***", url)
+
+
 def escape(text: str, lines: bool = False) -> str:
     """Escape control, invisible and bidirectional characters. With `lines`, tabs and line feeds are kept."""
     return (_BUT_LINES if lines else _ANY).sub(_python_escape, text)
@@ -48,30 +56,34 @@ def _json_escape(found: re.Match[str]) -> str:
 
 class EscapeFilter(logging.Filter):
     """Escapes arguments, message and traceback of each record, and indents their further lines. An argument
-    that needs no escape keeps its type."""
+    that needs no escape keeps its type. `lines`: the lines of an argument are kept, too, and not escaped."""
+
+    lines = False
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, dict):
-            record.args = {name: _escaped(value) for name, value in record.args.items()}
+            record.args = {name: _escaped(value, self.lines) for name, value in record.args.items()}
         elif record.args:
-            record.args = tuple([_escaped(value) for value in record.args])
+            record.args = tuple([_escaped(value, self.lines) for value in record.args])
         if isinstance(record.msg, str):
             record.msg = escape(record.msg, lines=True).replace("\n", "\n  ")
         else:
-            record.msg = _escaped(record.msg)
+            record.msg = _escaped(record.msg, self.lines)
         if isinstance(record.exc_info, tuple) and record.exc_info[1] is not None and not record.exc_text:
             record.exc_text = _escaped_traceback(record.exc_info)
         return True
 
 
-def _escaped(value: Any) -> Any:
+def _escaped(value: Any, lines: bool) -> Any:
     if isinstance(value, int | float | None):
         return value
     try:
         text = str(value)
     except Exception:
         return value  # `logging` reports it
-    escaped = escape(text)
+    escaped = escape(text, lines)
+    if lines:
+        escaped = escaped.replace("\n", "\n  ")
     return value if escaped == text else escaped
 
 
@@ -82,7 +94,10 @@ def _escaped_traceback(info: Any) -> str | None:
     messages: list[str] = []
     error: BaseException | None = info[1]
     while error is not None and len(messages) < 100:
-        messages.append(str(error))
+        try:
+            messages.append(str(error))
+        except Exception:
+            messages.append("")  # the formatter prints that `str` failed
         error = error.__cause__ or error.__context__
     if not any("\n" in message for message in messages) and escape(text, lines=True) == text:
         return None

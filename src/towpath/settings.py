@@ -24,7 +24,8 @@ from towpath.core.job import HIGHEST, LOWEST, PRIORITIES, rank
 from towpath.core.lanes import Lane, check
 from towpath.core.lanes import lanes_of as lanes_of
 from towpath.core.limits import Rate
-from towpath.errors import InvalidInput
+from towpath.core.retry import DEPLOY_WINDOW
+from towpath.errors import Described, InvalidInput
 
 DEFAULT_URL = "sqlite:///towpath.db"
 PREFIX = "TOWPATH_"
@@ -44,12 +45,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str = DEFAULT_URL
     name: str | None = None
+    include: tuple[str, ...] = ()
+    """The modules that define tasks. A worker imports them when it starts; `*` stands for every module of a
+    package."""
     queues: tuple[str, ...] = ()
     """The queues that a worker consumes; empty means every queue that the app's tasks name."""
     concurrency: int = 32
     processes: int = 1
     lease: float = 30.0
     grace: float = 30.0
+    deploy_window: float = DEPLOY_WINDOW
+    """How long a job with arguments that do not fit the signature waits for a worker with other code."""
     lanes: Mapping[str, Lane] = {}
     """Sets of queues with reserved slots, by name, the preferred one first; instead of `queues`."""
     limits: Mapping[str, QueueSettings] = {}
@@ -82,7 +88,8 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 BANDWIDTH: Mapping[str, Any] = {"up": None, "down": None, "total": None, "schedule": (), "tz": "UTC"}
 """Without limits."""
 _WHOLE = ("concurrency", "processes")
-_SPANS = ("lease", "grace")
+SPANS = ("lease", "grace", "deploy_window")
+"""The settings that are seconds."""
 
 
 def resolve(
@@ -121,12 +128,12 @@ def _parsed(name: str, text: str | None) -> Any:
     refuses it and names its origin."""
     if text is None:
         return None
-    if name == "queues":
+    if name in ("queues", "include"):
         return [each.strip() for each in text.split(",") if each.strip()]
     if name == "lanes":
         return lanes_of([each.strip() for each in text.split(";") if each.strip()])
     try:
-        return int(text) if name in _WHOLE else float(text) if name in _SPANS else text
+        return int(text) if name in _WHOLE else float(text) if name in SPANS else text
     except ValueError:
         return text
 
@@ -152,25 +159,28 @@ def _read(path: Path) -> tuple[dict[str, Any], int]:
         with path.open("rb") as file:
             return tomllib.loads(file.read().decode()), os.fstat(file.fileno()).st_uid
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        message = f"{path} cannot be read as TOML: {error}"
         raise InvalidInput(
-            field=str(path), value=str(error), expected="a TOML file that can be read"
+            field=str(path), value=str(error), expected="a TOML file", message=message
         ) from error
     except RecursionError:
         raise _too_deep(path) from None
 
 
-def _refuse_stranger(path: Path, owner: int) -> None:
-    """Refuse a settings file of another user: in a directory such as /tmp anybody can create one above the
+def _refuse_foreign_file(path: Path, owner: int) -> None:
+    """Refuse a settings file of another user: in a directory such as /tmp any user can create one above the
     directories of others."""
     if sys.platform == "win32" or not path.parent.stat().st_mode & stat.S_IWOTH:
         return
-    strangers = {owner, path.lstat().st_uid} - {0, os.geteuid()}
-    if strangers:
+    foreign = {owner, path.lstat().st_uid} - {0, os.geteuid()}
+    if foreign:
         expected = (
-            "a file of yours or of root, since everybody can write its directory; "
+            "a file of yours or of root, since every user can write its directory; "
             "remove it, or work in another directory"
         )
-        raise InvalidInput(field=str(path), value=f"a file of user {min(strangers)}", expected=expected)
+        raise InvalidInput(
+            field=str(path), value=Described(f"a file of user {min(foreign)}"), expected=expected
+        )
 
 
 def _check_nesting(table: Mapping[str, Any], path: Path) -> None:
@@ -186,21 +196,19 @@ def _check_nesting(table: Mapping[str, Any], path: Path) -> None:
 def _too_deep(path: Path) -> InvalidInput:
     return InvalidInput(
         field=str(path),
-        value="nested too deeply",
-        expected=f"at most {MAX_NESTING} tables and lists in each other",
+        value=Described("nested too deeply"),
+        expected=f"at most {MAX_NESTING} tables and lists deep",
     )
 
 
 def _of_table(table: Any, owner: int, path: Path) -> _Found:
-    _refuse_stranger(path, owner)
+    _refuse_foreign_file(path, owner)
     if not isinstance(table, dict):
         raise InvalidInput(field=f"tool.towpath in {path}", value=table, expected="a table")
     _check_nesting(table, path)
     unknown = sorted(set(table) - set(NAMES))
     if unknown:
-        raise InvalidInput(
-            field=str(path), value=unknown[0], expected=f"only these settings: {', '.join(NAMES)}"
-        )
+        raise checks.unknown("setting", unknown[0], NAMES, str(path))
     found = _checked(table, lambda name: f"{name} in {path}")
     if "url" in found:
         found["url"] = (_beside(found["url"][0], path.parent), str(path))
@@ -221,7 +229,7 @@ def _checked(values: Mapping[str, Any], origin: Callable[[str], str]) -> _Found:
         if value is None:
             continue
         if name not in NAMES:
-            raise InvalidInput(field="settings", value=name, expected=f"one of {', '.join(NAMES)}")
+            raise checks.unknown("setting", name, NAMES, "Towpath")
         where = origin(name)
         found[name] = (_right(name, value, where), where)
     return found
@@ -230,15 +238,15 @@ def _checked(values: Mapping[str, Any], origin: Callable[[str], str]) -> _Found:
 def _right(name: str, value: Any, where: str) -> Any:
     if name in _WHOLE:
         checks.whole(where, value, 1, 10_000)
-    elif name in _SPANS:
+    elif name in SPANS:
         checks.micros(value, where)
         return float(value)
     elif name == "queues":
-        if isinstance(value, str) or not isinstance(value, list | tuple):
-            raise InvalidInput(field=where, value=value, expected="a list of queue names or patterns")
-        for each in value:
+        for each in _listed(value, where, "a list of queue names or patterns"):
             checks.pattern(where, each)
         return tuple(value)
+    elif name == "include":
+        return included(value, where)
     elif name == "lanes":
         return _lanes(value, where)
     elif name in TABLES:
@@ -252,6 +260,22 @@ def _right(name: str, value: Any, where: str) -> Any:
     return value
 
 
+def _listed(value: Any, where: str, expected: str) -> list[Any] | tuple[Any, ...]:
+    if isinstance(value, str) or not isinstance(value, list | tuple):
+        raise InvalidInput(field=where, value=value, expected=expected)
+    return value
+
+
+def included(value: Any, where: str) -> tuple[str, ...]:
+    """Names of modules, or patterns of names. Raises InvalidInput."""
+    for each in _listed(value, where, 'a list of modules, such as ["shop.tasks"]'):
+        parts = each.split(".") if isinstance(each, str) else [""]
+        if parts[0] == "*" or not all(part == "*" or part.isidentifier() for part in parts):
+            expected = "modules such as shop.tasks; after the first dot, * stands for every module"
+            raise InvalidInput(field=where, value=each, expected=expected)
+    return tuple(value)
+
+
 def _lanes(value: Any, where: str) -> Mapping[str, Lane]:
     """Lanes as objects, or as the tables of a file."""
     if not isinstance(value, Mapping):
@@ -261,7 +285,7 @@ def _lanes(value: Any, where: str) -> Mapping[str, Lane]:
         try:
             found[name] = table if isinstance(table, Lane) else msgspec.convert(table, Lane)
         except msgspec.ValidationError as error:
-            expected = f"queues, and if you like reserved, lends, ageing and adaptive: {error}"
+            expected = f"a table of queues, and if you like reserved, lends, ageing and adaptive: {error}"
             raise InvalidInput(field=f"lanes.{name} ({where})", value=table, expected=expected) from error
     check(found)
     return found
@@ -269,7 +293,7 @@ def _lanes(value: Any, where: str) -> Mapping[str, Lane]:
 
 def _tables(name: str, value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise InvalidInput(field=where, value=value, expected=f"tables: [{name}.a_name]")
+        raise InvalidInput(field=where, value=value, expected=f"written as tables: [{name}.a_name]")
     for each, fields in value.items():
         checks.name(f"{name} in {where}", each)
         if not isinstance(fields, Mapping) or not fields.keys() <= set(TABLES[name]):
@@ -292,8 +316,7 @@ def _limits_of(queue: str, fields: Mapping[str, Any], where: str) -> QueueSettin
             limits["retention"] = checks.micros(limits["retention"], "retention")
         return QueueSettings(SetQueue(queue=queue, **limits), depth)
     except InvalidInput as error:
-        details = {**error.details, "field": f"{error.details['field']} of queue {queue}, {where}"}
-        raise InvalidInput(**details) from None
+        raise error.renamed(f"{error.field} of queue {queue}, {where}") from None
 
 
 def _bandwidth(value: Any, where: str) -> Mapping[str, Any]:
@@ -303,7 +326,7 @@ def _bandwidth(value: Any, where: str) -> Mapping[str, Any]:
     try:
         plan(**found)
     except InvalidInput as error:
-        raise InvalidInput(**{**error.details, "field": f"{error.details['field']} of {where}"}) from None
+        raise error.renamed(f"{error.field} of {where}") from None
     return found
 
 

@@ -1,4 +1,4 @@
-"""The front door: opened once, when it is needed; closed for good; and a forked child has its own."""
+"""The App: opened once, on first use; closed for good; a forked child opens its own."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_it_is_opened_once(url: str) -> None:
         assert len(seen) == 16
 
 
-def test_a_bad_url_is_said_when_it_is_opened() -> None:
+def test_a_bad_url_raises_when_it_is_opened() -> None:
     app = App("ftp://x")
     with pytest.raises(InvalidInput, match="ftp"):
         _ = app.ledger
@@ -122,7 +122,7 @@ def test_owners_differ(tmp_path: Path) -> None:
 def test_a_duplicate_schedule(app: App) -> None:
     task = app.task(nothing)
     app.every(60)(task)
-    with pytest.raises(InvalidInput, match="no other schedule"):
+    with pytest.raises(InvalidInput, match=r"has a schedule .* already"):
         app.cron("* * * * *")(task)
     app.cron("* * * * *", name="other")(task)
     assert sorted(app._registry.schedules) == ["other", "tests.app.test_app.nothing"]
@@ -135,23 +135,26 @@ def test_a_duplicate_schedule(app: App) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
-        ({"missed": "never"}, "missed is 'never': skip, once or all"),
-        ({"missed": None}, "missed is None: skip, once or all"),
-        ({"tz": "Mars/Base"}, "tz is 'Mars/Base': the name of a time zone, such as Europe/Berlin"),
-        ({"tz": ["UTC"]}, "tz is ['UTC']: the name of a time zone, such as Europe/Berlin"),
-        ({"args": [1]}, "args is [1]: arguments by name, such as {'n': 1}"),
-        ({"args": {1: 1}}, "args is {1: 1}: arguments by name, such as {'n': 1}"),
-        ({"name": "a b"}, "name is 'a b': 1 to 255 letters, digits or ._-/:@"),
-        ({"cron": "61 * * * *"}, "cron is '61 * * * *': minute hour day month weekday"),
-        ({"cron": ["* * * * *"]}, "cron is ['* * * * *']: text such as '*/5 * * * *'"),
-        ({"every": 0}, "every is 0: at least 0.1 seconds"),
-        ({"every": -5}, "every is -5: 0 to 6307200000 seconds"),
-        ({"every": "5"}, "every is '5': a finite number of seconds"),
+        ({"missed": "never"}, "missed is 'never'; it must be skip, once or all"),
+        ({"missed": None}, "missed is None; it must be skip, once or all"),
+        ({"tz": "Mars/Base"}, "tz is 'Mars/Base'; it must be the name of a time zone, such as Europe/Berlin"),
+        ({"tz": ["UTC"]}, "tz is ['UTC']; it must be the name of a time zone, such as Europe/Berlin"),
+        ({"args": [1]}, "args is [1]; it must be arguments by name, such as {'n': 1}"),
+        ({"args": {1: 1}}, "args is {1: 1}; it must be arguments by name, such as {'n': 1}"),
+        ({"name": "a b"}, "name is 'a b'; it must be a name of 1 to 255 letters, digits or ._-/:@"),
+        (
+            {"cron": "61 * * * *"},
+            "cron is '61 * * * *'; it must be five fields, minute hour day month weekday",
+        ),
+        ({"cron": ["* * * * *"]}, "cron is ['* * * * *']; it must be text such as '*/5 * * * *'"),
+        ({"every": 0}, "every is 0; it must be at least 0.1 seconds"),
+        ({"every": -5}, "every is -5; it must be 0 or more seconds"),
+        ({"every": "5"}, "every is '5'; it must be a finite number of seconds"),
     ],
 )
-def test_a_schedule_that_cannot_be_says_what_would_be_right(options: dict[str, Any], says: str) -> None:
+def test_an_invalid_schedule_is_refused_with_what_is_expected(options: dict[str, Any], message: str) -> None:
     app = App("memory://")
 
     def declare(every: Any = None, cron: Any = "* * * * *", **options: Any) -> None:
@@ -159,12 +162,12 @@ def test_a_schedule_that_cannot_be_says_what_would_be_right(options: dict[str, A
 
     with pytest.raises(InvalidInput) as caught:
         declare(**options)
-    assert str(caught.value).startswith(says)
+    assert str(caught.value).startswith(message)
     assert app._registry.schedules == {}
 
 
 def in_a_child(work: str) -> bytes:
-    """What `_child_<work>` answers in a forked child."""
+    """The result of `_child_<work>` in a forked child."""
     near, far = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -243,7 +246,7 @@ def test_an_opened_ledger_is_left_open(tmp_path: Path) -> None:
 
 
 def test_either_a_url_or_an_opened_ledger() -> None:
-    with pytest.raises(InvalidInput, match="either a URL or an opened ledger"):
+    with pytest.raises(InvalidInput, match="takes a URL or an opened ledger, not both"):
         App("memory://", ledger=open_ledger("memory://"))
 
 

@@ -1,4 +1,4 @@
-"""A burst ends by itself, when nothing is running or could run now, and not before."""
+"""A burst ends when no job is running or could run now, and not before."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.waiting import in_thread
-from towpath import App, Query, Rate, Retry, Snooze, Spec, State, current
-from towpath.commands import Append, Claim, Claimed, Done, SetPart, SetQueue, Settle, Want
+from towpath import App, Rate, Retry, Snooze, State, current
+from towpath.commands import Append, Claim, Claimed, Done, Query, SetPart, SetQueue, Settle, Spec, Want
 from towpath.core.checks import SECOND
 from towpath.core.job import ClaimedJob as Given
 from towpath.events import BatchCommitted
-from towpath.operations.schedules import store_schedules
+from towpath.operations.schedules import get_schedule, store_schedules
 from towpath.operations.service import is_idle
 from towpath.testing.clock import ManualClock
 
@@ -140,7 +140,7 @@ def test_a_serial_key_is_waited_for(app: App) -> None:
 
 
 def taken(app: App, seconds: float) -> Given:
-    answer = app.engine.call(Claim(owner="somebody", wants=(Want("*"),), lease=round(seconds * SECOND)))
+    answer = app.engine.call(Claim(owner="other", wants=(Want("*"),), lease=round(seconds * SECOND)))
     assert isinstance(answer, Claimed)
     [claim] = answer.claims
     return claim
@@ -154,7 +154,7 @@ def test_others_that_work_are_waited_for(app: App) -> None:
     claim = taken(app, 600)
     with app.bus.collect(BatchCommitted) as batches:
         ended = in_thread(lambda: app.run(burst=True))
-        # By now at least one claim has come back empty, and it was looked around.
+        # By now at least one claim was empty, and the end of the burst was checked.
         batches.expect(5, timeout=20)
     more = Spec(id="more", queue="q", kind=fine.kind, payload=b"{}")
     app.engine.call(Settle(claim.id, claim.fence, Done(), spawn=(more,)))
@@ -184,7 +184,7 @@ def test_other_queues_are_not_its_business(app: App) -> None:
     assert states(app) == {"ready": 1, "running": 1, "done": 1}
 
 
-def test_a_job_that_nobody_here_knows_does_not_keep_it(app: App) -> None:
+def test_a_job_of_an_unknown_kind_does_not_prolong_it(app: App) -> None:
     @app.task(queue="q")
     def fine() -> None: ...
 
@@ -214,7 +214,7 @@ def test_schedules_that_are_due_belong_to_it() -> None:
 def test_all_fires_that_were_missed_belong_to_it(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """Also into a queue that is full. One round makes up for a hundred of them."""
+    """Also into a full queue. One check fires a hundred missed times."""
     url = (
         request.getfixturevalue("postgres_url") if kind == "postgres" else f"sqlite:///{tmp_path / 'work.db'}"
     )
@@ -229,7 +229,7 @@ def test_all_fires_that_were_missed_belong_to_it(
         clock.advance(24 * 3600)
         app.run(burst=True)
         assert states(app) == {"done": 1440}
-        assert app.schedules.get("minutely").next_at > clock.now()
+        assert get_schedule(app.engine, "minutely").next_at > clock.now()
 
 
 def test_rest_is_read_from_the_ledger(app: App) -> None:
@@ -243,7 +243,7 @@ def test_rest_is_read_from_the_ledger(app: App) -> None:
     assert is_idle(app.ledger, "*", now)
 
 
-def test_a_ledger_that_cannot_be_read_now_is_asked_again(
+def test_a_ledger_that_cannot_be_read_now_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from towpath import errors

@@ -66,7 +66,7 @@ def rolled_back(connection: Any, n: int) -> None:
 
 
 def chained(connection: Any, n: int) -> None:
-    """It is in a transaction all the time, but not in the one that it was given."""
+    """The function is always in a transaction, but not in the transaction of the settle."""
     pay(connection, n)
     execute(connection, "ROLLBACK AND CHAIN" if isinstance(connection, psycopg.Connection) else "ROLLBACK")
 

@@ -69,13 +69,13 @@ def test_the_job_that_failed_first_is_named(apps: list[App], url: str, tmp_path:
     last = show.options(after=[middle]).enqueue()
     group = app.group([show.options(after=[last]).of()])
     app.run(burst=True)
-    told = f"job {cause.id} (load) failed (exhausted): ValueError: no such disk"
+    sentence = f"job {cause.id} (load) failed (exhausted): ValueError: no such disk"
     for wait in (last.result, lambda _: asyncio.run(last.aresult()), group.result):
         with pytest.raises(JobFailed) as failed:
             wait(10)
-        assert (failed.value.culprit, failed.value.error) == (cause.id, told)
-        assert str(failed.value).endswith(f"failed (dependency): {told}")
+        assert (failed.value.culprit, failed.value.error) == (cause.id, sentence)
+        assert str(failed.value).endswith(f"failed (dependency): {sentence}")
     assert last.explain().by == (cause.id,)
     shell = Shell(tmp_path)
-    assert f", because {told}" in shell("--url", url, "jobs", "explain", last.id).out
-    assert told in " ".join(shell("--url", url, "jobs", "show", last.id).out.split())
+    assert f", because {sentence}" in shell("--url", url, "jobs", "explain", last.id).out
+    assert sentence in " ".join(shell("--url", url, "jobs", "show", last.id).out.split())

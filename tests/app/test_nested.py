@@ -23,7 +23,7 @@ pytestmark = pytest.mark.ledgers("sqlite", "postgres")
 
 
 def calls(app: App) -> dict[str, Callable[[Any], object]]:
-    """Every way to the ledger that a user has."""
+    """Every call of the ledger that a user can make."""
     note = app.task(name="note")(_note)
 
     def batch(db: Any) -> None:
@@ -76,8 +76,7 @@ def test_a_commit_function_that_calls_the_ledger_fails_its_job_only(app: App) ->
 
 
 def test_a_listener_may_enqueue_and_wait(app: App) -> None:
-    """The hook that everybody writes: enqueue something when a job has failed. A burst lasts until its jobs
-    are done."""
+    """A frequent hook: enqueue a job when another one has failed. A burst lasts until its jobs are done."""
     waited: list[State] = []
 
     @app.task
@@ -160,7 +159,7 @@ def note(n: int) -> None: ...
 @app.task(name="hangs")
 def hangs(n: int) -> None:
     def function(db):
-        # A nested call that nobody can notice.
+        # A nested call that cannot be detected.
         thread = threading.Thread(target=lambda: note.enqueue(n), daemon=True)
         thread.start()
         print("inside", flush=True)
@@ -181,6 +180,6 @@ def test_a_worker_with_a_hanging_commit_function_ends_at_the_first_signal(app: A
         assert worker.stdout is not None
         assert worker.stdout.readline() == "inside\n"
         worker.send_signal(signal.SIGTERM)
-        _, said = worker.communicate(timeout=WAIT)
-    assert "a commit function has not returned" in said
+        _, output = worker.communicate(timeout=WAIT)
+    assert "a commit function has not returned" in output
     assert handle.status().state is State.RUNNING, "nothing of it was committed"

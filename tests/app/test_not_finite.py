@@ -11,7 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from tests.support.running import work
-from towpath import App, Key, Spec, State, current
+from towpath import App, State, current
+from towpath.commands import Key, Spec
 from towpath.core.schedule import Schedule
 from towpath.errors import InvalidInput, JobFailed
 from towpath.operations.schedules import register
@@ -43,10 +44,8 @@ def test_arguments(app: App, args: tuple[Any, ...], path: str, number: float) ->
 
     with pytest.raises(InvalidInput) as refused:
         total.enqueue(*_with(args, number))
-    assert (
-        str(refused.value)
-        == f"sum({path}) is {number}: a finite number, since JSON has no NaN and no infinity"
-    )
+    expected = "it must be a finite number, since JSON has no NaN and no infinity"
+    assert str(refused.value) == f"sum: argument {path} is {number}; {expected}"
     with pytest.raises(InvalidInput):
         total.of(*_with(args, number))
     assert app.ledger.queues() == {}
@@ -71,9 +70,11 @@ def test_typed_arguments(app: App) -> None:
         ({"a": 1, "b": math.inf}, "b"),
         ({"a": 1, "model": Model(size=math.nan)}, "model.size"),
     ]:
-        with pytest.raises(InvalidInput, match=rf"^sum\({path}\) is (nan|inf): a finite number"):
+        with pytest.raises(
+            InvalidInput, match=rf"^sum: argument {path} is (nan|inf); it must be a finite number"
+        ):
             total.enqueue(**kwargs)  # type: ignore[arg-type]
-    assert total.enqueue(1.5, None).status().payload == b'{"a":1.5,"b":null}'
+    assert total.enqueue(1.5, None).record().payload == b'{"a":1.5,"b":null}'
 
 
 def test_a_result_fails_its_job(app: App) -> None:
@@ -85,7 +86,7 @@ def test_a_result_fails_its_job(app: App) -> None:
     work(app)
     job = handle.status()
     assert (job.state, job.result) == (State.FAILED, None)
-    with pytest.raises(JobFailed, match=r"mean\(\)\.of\[2\] is nan: a finite number"):
+    with pytest.raises(JobFailed, match=r"mean\(\)\.of\[2\] is nan; it must be a finite number"):
         handle.result(0)
 
 

@@ -68,7 +68,7 @@ def test_a_batch_that_raises_leaves_the_transaction_alone(app: App) -> None:
     assert app.queue("default").stats().counts.ready == 1
 
 
-def test_on_goes_where_it_says_also_inside_a_batch(app: App) -> None:
+def test_on_overrides_the_open_batch(app: App) -> None:
     @app.task
     def ship(order: int) -> None: ...
 
@@ -85,7 +85,7 @@ def test_a_call_alone_is_not_written_down(app: App) -> None:
     @app.task
     def ship(order: int) -> None: ...
 
-    with pytest.raises(InvalidInput, match=r"on is .*app\.batch\(on="):
+    with pytest.raises(InvalidInput, match=r"takes no connection: .*app\.batch\(on="):
         ship.options(on=object()).of(1)
 
 

@@ -111,7 +111,7 @@ def mine(ledger: SqliteLedger) -> Iterator[apsw.Connection]:
 
 
 @pytest.mark.parametrize("begin", ["", "BEGIN"])
-def test_it_waits_for_the_busy_timeout_of_the_ledger_and_says_how_long(
+def test_it_waits_for_the_busy_timeout_of_the_ledger_and_names_the_time(
     ledger: SqliteLedger, mine: apsw.Connection, begin: str
 ) -> None:
     with closing(apsw.Connection(str(ledger.path))) as other:

@@ -1,4 +1,4 @@
-"""Work comes back soon after a lost reply to COMMIT, and after the death of a worker process."""
+"""Jobs run again soon after a lost reply to COMMIT, and after the death of a worker process."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from tests.support.killed import HELD, running, two_workers
 from tests.support.running import working
 from tests.support.waiting import WAIT, until
-from towpath import App, Query, State
-from towpath.commands import Claim, Claimed, Command, Want
+from towpath import App, State
+from towpath.commands import Claim, Claimed, Command, Query, Want
 from towpath.errors import LedgerAway, LedgerBusy, LedgerError
-from towpath.ledger.postgres import fast_append
+from towpath.ledger.postgres import fast_paths
 
 pytestmark = pytest.mark.ledgers("sqlite", "postgres")
 
@@ -44,8 +44,8 @@ class Cut:
 def finish(
     app: App, monkeypatch: pytest.MonkeyPatch, error: BaseException, times: int
 ) -> tuple[list[int], list[str]]:
-    """Run jobs with a single attempt to their end; what ran, and the jobs that the lost replies had
-    claimed."""
+    """Run jobs with a single attempt to their end; return the jobs that ran, and the jobs of the lost
+    claims."""
     ran: list[int] = []
 
     @app.task(max_attempts=1)
@@ -88,8 +88,8 @@ def test_claims_of_an_interrupted_batch_are_released(app: App, monkeypatch: pyte
 
 
 def test_a_repeat_inside_the_ledger_is_noticed(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On PostgreSQL the ledger itself repeats a batch whose connection was lost."""
-    real, cut = fast_append.apply, threading.Event()
+    """On PostgreSQL the ledger itself repeats a batch after a lost connection."""
+    real, cut = fast_paths.apply, threading.Event()
 
     def apply(*args: Any) -> Any:
         steps = list(real(*args))
@@ -100,7 +100,7 @@ def test_a_repeat_inside_the_ledger_is_noticed(postgres_url: str, monkeypatch: p
             raise psycopg.OperationalError("server closed the connection unexpectedly")
         return steps
 
-    monkeypatch.setattr(fast_append, "apply", apply)
+    monkeypatch.setattr(fast_paths, "apply", apply)
     ran: list[int] = []
     with App(postgres_url) as app:
 

@@ -1,7 +1,7 @@
-"""A newer job for the same key, and `app.cancel(key)`: the running handler hears of it at once, not with its
-next heartbeat.
+"""A newer job for the same key, and `app.cancel(key)`: the running handler receives the request at once, not
+with its next heartbeat.
 
-No test here beats: with a lease of ten minutes the heartbeat would come after more than three.
+No test here sends a heartbeat: with a lease of ten minutes the first is due after more than three.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.running import worked
-from towpath import App, Query, State, current
-from towpath.commands import Claim, Claimed, Want
+from towpath import App, State, current
+from towpath.commands import Claim, Claimed, Query, Want
 from towpath.core.job import Reason
 from towpath.errors import JobCanceled
 
@@ -75,8 +75,8 @@ def test_dependents_of_a_job_superseded_while_it_runs_follow_the_newer(app: App)
         await started.wait()
         newer = await path.aenqueue(2)
         assert await dependent.aresult(20) == "ran"
-        ended = [(await job.afinished(20)).finished_at or 0 for job in (old, newer, dependent)]
-        assert ended == sorted(ended)
+        ended = [(await job.afinished(20)).finished_at for job in (old, newer, dependent)]
+        assert ended == sorted(filter(None, ended))
         assert old.status().reason is Reason.SUPERSEDED
 
     worked(app, main, lease=LEASE)
@@ -93,7 +93,7 @@ def test_only_the_newest_follows_a_handler_in_a_thread(app: App) -> None:
         while n == 0 and not (all_there.wait(0.01) and current().cancelled):
             pass
         if current().cancelled:
-            raise InterruptedError("told to stop")
+            raise InterruptedError("asked to stop")
         return n
 
     async def main() -> list[str]:
@@ -135,24 +135,24 @@ def test_cancel_by_key(app: App) -> None:
 
 
 def test_a_claim_that_was_asked_before_it_was_held(app: App) -> None:
-    """Between a claim's commit and the moment when the worker holds it, nobody looks for it: holding makes
-    the picture stale."""
+    """A request may be written between the commit of a claim and the time when the worker holds it: `hold`
+    marks the leases as stale."""
     task = app.task(name="t")(lambda: None)
     id = task.enqueue().id
     answer = app.engine.call(Claim(owner=app.engine.owner, wants=(Want("*"),), lease=LEASE * 1_000_000))
     assert isinstance(answer, Claimed)
     app.job(id).cancel()
-    told: list[tuple[str, Reason]] = []
+    requests: list[tuple[str, Reason]] = []
     app.engine.leases.refresh()
     app.engine.leases.hold(
-        answer.claims, 600_000_000, lambda lost: None, lambda job, why: told.append((job, why))
+        answer.claims, 600_000_000, lambda lost: None, lambda job, why: requests.append((job, why))
     )
     assert app.engine.leases.stale
     app.engine.leases.refresh()
     app.engine.leases.refresh()
     app.engine.leases.renew(0.0)
     app.engine.call(Claim(owner=app.engine.owner, wants=(Want("none"),), lease=1))
-    assert told == [(id, Reason.REQUESTED)]
+    assert requests == [(id, Reason.REQUESTED)]
 
 
 WORKER = """

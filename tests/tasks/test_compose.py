@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.running import work
-from towpath import App, Query, State, commands, current
+from towpath import App, State, commands, current
+from towpath.commands import Query
 from towpath.errors import InvalidInput, JobCanceled, JobFailed, QueueFull, UnknownDependency
 
 
@@ -160,9 +161,9 @@ def test_two_calls_with_one_id_in_a_batch_are_an_error(app: App) -> None:
     batch.__enter__()
     for n in (1, 2):
         task.options(id="twice").enqueue(n)
-    with pytest.raises(InvalidInput, match=r"twice.*each id once"):
+    with pytest.raises(InvalidInput, match=r"twice.*used once"):
         batch.__exit__(None, None, None)
-    with pytest.raises(InvalidInput, match=r"twice.*each id once"):
+    with pytest.raises(InvalidInput, match=r"twice.*used once"):
         task.enqueue_many([task.options(id="twice").of(1), task.options(id="twice").of(2)])
     assert app.ledger.queues() == {}
 
@@ -236,7 +237,7 @@ def test_an_async_batch_and_its_neighbours(app: App) -> None:
     asyncio.run(main())
 
 
-def test_a_handle_of_a_batch_knows_who_holds_its_key(app: App) -> None:
+def test_a_handle_of_a_batch_has_the_id_of_the_holder_of_its_key(app: App) -> None:
     task = app.task(unique=True)(add)
     first = task.enqueue(1)
     with app.batch():

@@ -1,4 +1,4 @@
-"""The running job as its handler sees it."""
+"""The running job in its handler."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_outside_a_job() -> None:
         current()
 
 
-def test_what_it_knows(app: App) -> None:
+def test_its_attributes(app: App) -> None:
     seen: list[Any] = []
 
     def look() -> None:
@@ -79,7 +79,7 @@ def test_progress_and_checkpoint(app: App) -> None:
     handle = app.task(walk).enqueue()
     work(app)
     job = handle.status()
-    assert (job.progress_done, job.progress_total, job.cursor) == (99, 100, b'{"at":2099}')
+    assert (job.progress_done, job.progress_total, job.cursor) == (99, 100, {"at": 2099})
     assert cursors == [None, {"at": 1099}]
 
 
@@ -160,7 +160,7 @@ def test_results_of_nothing_and_of_what_is_gone(app: App) -> None:
 
 
 def finish(app: App, queue: str) -> None:
-    """End everything in a queue as done, with its own arguments for a result."""
+    """End all jobs of a queue as done, with their arguments as results."""
     while True:
         answer = app.engine.call(
             commands.Claim(owner="me", wants=(commands.Want(queue, 1000),), lease=60 * SECOND)
@@ -265,7 +265,7 @@ def test_a_base_exception_is_a_failed_attempt(app: App) -> None:
     assert "SystemExit: 3" in (handle.status().error or "")
 
 
-def test_state_lives_as_long_as_the_job(app: App) -> None:
+def test_state_is_kept_as_long_as_the_job(app: App) -> None:
     seen: list[Any] = []
 
     def remember() -> None:

@@ -58,7 +58,7 @@ class Page(BaseModel, Generic[T]):
 
 @dataclass
 class Wrapped:
-    """A model inside of what is not one."""
+    """A model inside another type."""
 
     orders: dict[str, list[Order]]
 
@@ -141,29 +141,29 @@ def test_there_and_back(bench: Bench) -> None:
 
 def test_what_is_stored_is_plain_json_by_field_name(bench: Bench) -> None:
     handle = aliased.enqueue(ALIASED)
-    assert handle.status().payload == b'{"it":{"user_id":7,"colour":"red","shade":""}}'
+    assert handle.record().payload == b'{"it":{"user_id":7,"colour":"red","shade":""}}'
     bench.drain()
     assert app.job(handle.id).result() == {"user_id": 7, "colour": "red", "shade": ""}
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [
         (
             {"id": str(ID), "items": [{"name": "x", "price": 0}]},
-            r"one\(order\) is .*: items\.0\.price: .*greater than 0$",
+            r"one: argument order is .*: items\.0\.price: .*greater than 0$",
         ),
-        ({"id": "no", "items": []}, r"one\(order\) is .*: id: Input should be a valid UUID.*"),
+        ({"id": "no", "items": []}, r"one: argument order is .*: id: Input should be a valid UUID.*"),
         ({"items": 5}, r"id: Field required; items: Input should be a valid (list|array)$"),
-        (7, r"one\(order\) is 7: Input should be an object"),
+        (7, r"one: argument order is 7: input should be an object"),
         (
             Order.model_construct(id=ID, items=[Item.model_construct(name="x", price=-1.0)]),
             r"items\.0\.price: ",
         ),
     ],
 )
-def test_an_invalid_argument_is_refused_at_enqueue(bench: Bench, value: Any, says: str) -> None:
-    with pytest.raises(InvalidInput, match=says) as caught:
+def test_an_invalid_argument_is_refused_at_enqueue(bench: Bench, value: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message) as caught:
         one.enqueue(value)
     assert "\n" not in str(caught.value)
     assert bench.jobs() == []
@@ -172,13 +172,13 @@ def test_an_invalid_argument_is_refused_at_enqueue(bench: Bench, value: Any, say
 def test_the_place_in_a_list_is_named(bench: Bench) -> None:
     bad = Order.model_construct(id=ID, items=[Item.model_construct(name="x", price=0.0)])
     with pytest.raises(
-        InvalidInput, match=r"many\(orders\).*items\.0\.price: .*greater than 0 at orders\[1\]$"
+        InvalidInput, match=r"many: argument orders.*items\.0\.price: .*greater than 0 at orders\[1\]$"
     ):
         many.enqueue([ORDER, bad])
 
 
 @pytest.mark.parametrize(
-    ("how", "says"),
+    ("how", "message"),
     [
         (
             "wrong",
@@ -190,23 +190,23 @@ def test_the_place_in_a_list_is_named(bench: Bench) -> None:
         ("price", r"items\.0\.price: Input should be greater than 0"),
         (
             "none",
-            r"the result of .*lies is None: a value that fits its return annotation:"
+            r"the result of .*lies is None; it must be a value that fits its return annotation:"
             r" Input should be an object",
         ),
     ],
 )
-def test_a_result_that_does_not_fit_is_said_to_whoever_reads_it(
-    bench: Bench, how: Literal["wrong", "price", "none"], says: str
+def test_a_result_that_does_not_fit_raises_for_its_reader(
+    bench: Bench, how: Literal["wrong", "price", "none"], message: str
 ) -> None:
     handle = lies.enqueue(how)
     reader, group = reads.options(after=handle).enqueue(), app.group([lies.of(how)], then=forgives.of())
     bench.drain()
     assert (handle.status().state, handle.status().attempts) == (State.DONE, 1)
-    with pytest.raises(InvalidInput, match=says):
+    with pytest.raises(InvalidInput, match=message):
         handle.result()
-    with pytest.raises(InvalidInput, match=says):
+    with pytest.raises(InvalidInput, match=message):
         group.result()
-    with pytest.raises(JobFailed, match=says):
+    with pytest.raises(JobFailed, match=message):
         reader.result()
     assert group.then is not None
     assert group.then.result() == ["InvalidInput"]

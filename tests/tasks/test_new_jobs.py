@@ -1,4 +1,4 @@
-"""What jobs that a handler enqueues have from the job that runs."""
+"""The fields that enqueued jobs inherit from the running job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.running import work
 from tests.support.shell import python
-from towpath import App, Job, Query, current
+from towpath import App, current
+from towpath.commands import Job, Query
 from towpath.errors import InvalidInput
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -20,7 +21,7 @@ def leaf(n: int) -> int:
 
 
 def children(app: App, handler: Callable[[], object], **options: str) -> list[Job]:
-    """What `handler` has enqueued, run as a job with these options."""
+    """The jobs that `handler` enqueues when it runs as a job with these options."""
     handle = app.task(handler).options(**options).enqueue()  # type: ignore[arg-type]
     work(app, 1)
     handle.result(1)
@@ -122,7 +123,7 @@ with app.testing() as bench:
 """
 
 
-def test_a_trace_goes_on_where_nobody_traces(tmp_path: Path) -> None:
+def test_a_trace_continues_without_a_tracer(tmp_path: Path) -> None:
     ran = python(tmp_path, PROGRAM)
     assert ran.err == ""
     carried = str({"traceparent": TRACE, "tracestate": "a=b"})

@@ -1,4 +1,4 @@
-"""What of an error says that a service was asked too much."""
+"""Errors that report throttling by a service."""
 
 from __future__ import annotations
 
@@ -9,10 +9,25 @@ from types import SimpleNamespace
 import pytest
 
 from towpath.core.checks import SECOND
+from towpath.errors import ProcessDied, TimedOut
 from towpath.tasks.outcomes import Retry, Throttled, throttling
+from towpath.tasks.task import failure_text
 
 
-class Like(Exception):
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (Retry("later"), "towpath.Retry: later"),
+        (TimedOut(seconds=0.5), "towpath.errors.TimedOut: it ran longer than 0.5 s"),
+        (ProcessDied(exit_code=-9), "towpath.errors.ProcessDied: the process ended with exit code -9"),
+    ],
+)
+def test_stored_errors_have_public_paths(error: Exception, text: str) -> None:
+    assert failure_text(error) == text
+    assert isinstance(error, TimeoutError) is isinstance(error, TimedOut)
+
+
+class HttpError(Exception):
     """An error with these attributes, as HTTP clients have them."""
 
     def __init__(self, **attributes: object) -> None:
@@ -40,14 +55,14 @@ def raised_from(cause: BaseException) -> BaseException:
         (Throttled("busy", after=1.5), 1_500_000),
         (Retry("busy", after=3, throttled=True), 3 * SECOND),
         (Retry("busy", after=3), None),
-        (Like(response=SimpleNamespace(status_code=429, headers={"retry-after": "7"})), 7 * SECOND),
-        (Like(response=SimpleNamespace(status_code=503, headers={"retry-after": "7"})), None),
-        (Like(status=429, headers={"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}), 0),
-        (Like(status=429, headers=None), 0),
-        (Like(status=429, headers={"Retry-After": "-5"}), 0),
-        (Like(status=429, headers={"Retry-After": "nan"}), 0),
-        (Like(status=429, headers={"Retry-After": "1e9"}), 3600 * SECOND),
-        (Like(status="429"), None),
+        (HttpError(response=SimpleNamespace(status_code=429, headers={"retry-after": "7"})), 7 * SECOND),
+        (HttpError(response=SimpleNamespace(status_code=503, headers={"retry-after": "7"})), None),
+        (HttpError(status=429, headers={"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}), 0),
+        (HttpError(status=429, headers=None), 0),
+        (HttpError(status=429, headers={"Retry-After": "-5"}), 0),
+        (HttpError(status=429, headers={"Retry-After": "nan"}), 0),
+        (HttpError(status=429, headers={"Retry-After": "1e9"}), 3600 * SECOND),
+        (HttpError(status="429"), None),
         (urllib_error(), 2 * SECOND),
         (raised_from(Throttled(after=1)), SECOND),
         (ValueError("429"), None),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import multiprocessing
 import os
 import random
 import signal
@@ -17,8 +16,8 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from multiprocessing.connection import Connection
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,16 +25,18 @@ from towpath.core.checks import SECOND
 from towpath.core.commands import Note, Progress, Progressed, Settle
 from towpath.core.job import ClaimedJob, Done, FailOutcome, Job, Outcome, Reason, Release, Spec, Stop
 from towpath.core.retry import Chance
-from towpath.errors import Forked, Refused, UserFunctionFailed
+from towpath.errors import Forked, Refused, TimedOut, TowpathError, UserFunctionFailed
 from towpath.observe import tracing
 from towpath.runtime.commit.pending import Reply
 from towpath.runtime.worker import executors
 from towpath.runtime.worker.options import Mode
-from towpath.runtime.worker.runs import TimedOut
 from towpath.tasks import outcomes
+from towpath.tasks.active_hooks import ThreadedHooks, failing
 from towpath.tasks.context import Poster, Running
-from towpath.tasks.registry import Registry
-from towpath.tasks.task import Task, outcome_of
+from towpath.tasks.task import Registry, Task, outcome_of
+
+if TYPE_CHECKING:  # an App without process tasks starts faster
+    from multiprocessing.connection import Connection
 
 
 class ProcessRequest(msgspec.Struct, frozen=True):
@@ -45,6 +46,7 @@ class ProcessRequest(msgspec.Struct, frozen=True):
     name: str
     kind: str
     job: Job
+    deploy_window: int
 
 
 class ProcessAnswer(msgspec.Struct, frozen=True, tag="answer"):
@@ -64,12 +66,43 @@ _reports: msgspec.msgpack.Decoder[ProcessAnswer | Progress] = msgspec.msgpack.De
 _requests = msgspec.msgpack.Decoder(ProcessRequest)
 
 
+_HIDDEN = tuple(
+    os.path.dirname(file) + os.sep for file in (os.path.dirname(os.path.abspath(__file__)), asyncio.__file__)
+)
+"""Directories of Towpath and asyncio: their frames are not shown above a line of the user."""
+
+
+def hide_own_frames(error: BaseException) -> None:
+    """Remove the frames of Towpath and asyncio above the last line of the user's code, in the tracebacks of
+    the error and of its causes, so that the log, the stored error and the hooks show the user's lines. The
+    frames below the last line stay: they show where a call of Towpath failed."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        each = todo.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        todo += [each.__cause__, each.__context__]
+        traces, trace = [], each.__traceback__
+        while trace is not None:
+            traces.append(trace)
+            trace = trace.tb_next
+        users = [not trace.tb_frame.f_code.co_filename.startswith(_HIDDEN) for trace in traces]
+        if True in users:
+            last = len(users) - users[::-1].index(True)
+            kept = [trace for n, trace in enumerate(traces) if users[n] or n >= last]
+            for upper, lower in pairwise(kept):
+                upper.tb_next = lower
+            each.__traceback__ = kept[0]
+
+
 class Attempt:
     """`run` and `arun` never raise, except for exceptions that end the process or cancel the coroutine."""
 
     __slots__ = (
-        "_born",
         "_chance",
+        "_generation",
         "_report",
         "claim",
         "error",
@@ -95,7 +128,7 @@ class Attempt:
         """The exception of the handler."""
         self.throttled: int | None = None
         self._chance = chance
-        self._born = executors.generation()
+        self._generation = executors.generation()
         self.task = task
         span = self._span() if tracing.wanted(claim.job.headers) else None
         self.running = Running(registry, claim, task, span, poster)
@@ -127,14 +160,14 @@ class Attempt:
         return self._returned(result)
 
     def _returned(self, result: Any) -> Settle:
-        if self._born != executors.generation():
+        if self._generation != executors.generation():
             executors.end_forked_child(self.claim.id, None)
         if self.running.stopped:
             return self.stopped()
         return self._settle(outcome_of(self.task, self.claim.job, result))
 
     def _raised(self, error: BaseException) -> Settle:
-        if self._born != executors.generation():
+        if self._generation != executors.generation():
             executors.end_forked_child(self.claim.id, error)
         return (
             self.stopped()
@@ -145,6 +178,7 @@ class Attempt:
     def ended(self, error: BaseException) -> Settle:
         """The settle of an attempt that ended with this error: the handler's own, or one that names the
         reason of its stop."""
+        hide_own_frames(error)
         self.error = error
         self.throttled = outcomes.throttling(error)
         return self._settle(outcome_of(self.task, self.claim.job, error=error, chance=self._chance))
@@ -155,7 +189,7 @@ class Attempt:
         canceled job never waits again."""
         reason = self.running.asked
         if reason is Reason.EXPIRED:
-            return self.ended(TimedOut(f"it ran longer than {self.timeout or 0:g} s"))
+            return self.ended(TimedOut(seconds=self.timeout or 0.0))
         if reason is None or reason is Reason.RELEASED:
             return self._settle(Release())
         return self._settle(Stop(error=str(reason)))
@@ -204,9 +238,10 @@ class Attempt:
 
     def request(self) -> bytes:
         """The request for a process, encoded."""
-        function = self.task.function
+        task, function = self.task, self.task.function
+        window = task.registry.deploy_window
         return msgspec.msgpack.encode(
-            ProcessRequest(function.__module__, function.__qualname__, self.task.kind, self.claim.job)
+            ProcessRequest(function.__module__, function.__qualname__, task.kind, self.claim.job, window)
         )
 
     def receive(self, message: bytes) -> Settle | None:
@@ -236,6 +271,7 @@ def serve(connection: Connection) -> None:
     receives it and ends its processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="towpath-parent", daemon=True).start()
+    open_hooks: OpenHooks = {}
     while True:
         try:
             request = _requests.decode(connection.recv_bytes())
@@ -243,29 +279,58 @@ def serve(connection: Connection) -> None:
                 b""
             )  # accepted: from now on the end of this process is a failure of the job
         except (EOFError, OSError):
-            return
-        connection.send_bytes(msgspec.msgpack.encode(_answer(request, connection)))
+            break
+        connection.send_bytes(msgspec.msgpack.encode(_answer(request, connection, open_hooks)))
+    for hooks in open_hooks.values():
+        hooks.close()
 
 
 def _end_with_parent() -> None:
     """End with the worker: a killed worker cannot end its processes, and no reader is left for their
     results."""
+    import multiprocessing
+
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
         os._exit(1)
 
 
-def _answer(request: ProcessRequest, connection: Connection) -> ProcessAnswer:
+OpenHooks = dict[Registry, ThreadedHooks]
+"""The open hooks of a process, by app."""
+
+
+def _answer(request: ProcessRequest, connection: Connection, open_hooks: OpenHooks) -> ProcessAnswer:
     try:
         task = _find(request)
     except Exception as error:
         return ProcessAnswer(
             FailOutcome(error=f"the process for {request.kind} cannot begin: {type(error).__name__}: {error}")
         )
-    attempt = Attempt(task.registry, ClaimedJob(request.job), task, poster=_Pipe(connection))
+    task.registry.deploy_window = request.deploy_window
+    attempt = Attempt(
+        task.registry,
+        ClaimedJob(request.job),
+        _with_hooks(task, open_hooks),
+        poster=_Pipe(connection),
+    )
     settle = attempt.run()
     return ProcessAnswer(settle.outcome, settle.spawn, settle.notes, attempt.throttled)
+
+
+def _with_hooks(task: Task[..., Any], open_hooks: OpenHooks) -> Task[..., Any]:
+    """The task with the hooks of its app. The first job of an app opens them; if that fails, the attempt
+    fails, and the next job tries again."""
+    registry = task.registry
+    if not (registry.hooks or task.uses_hooks):
+        return task
+    try:
+        hooks = open_hooks.get(registry)
+        if hooks is None:
+            hooks = open_hooks[registry] = ThreadedHooks(registry)
+    except TowpathError as error:
+        return failing(task, error)
+    return hooks.active.get(task.kind) or task
 
 
 def _find(request: ProcessRequest) -> Task[..., Any]:
@@ -294,10 +359,10 @@ class _Pipe:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._born, self._pid = executors.generation(), os.getpid()
+        self._generation, self._pid = executors.generation(), os.getpid()
 
     def post_progress(self, progress: Progress, call: Callable[[Reply], None]) -> None:
-        if self._born != executors.generation():
+        if self._generation != executors.generation():
             raise Forked(path="the pipe to the worker", opener=self._pid)
         self._connection.send_bytes(msgspec.msgpack.encode(progress))
         call(Progressed())

@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
-from typing import Any, Union, get_args, get_type_hints
+from typing import Any, Protocol, Union, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict
 
 from towpath.core import checks
-from towpath.errors import InvalidInput
+from towpath.core.checks import optional_seconds, optional_utc, utc
+from towpath.core.job import DONE, After, Job
+from towpath.core.views import GroupStatus, GroupView, JobStatus
+from towpath.errors import Described, InvalidInput, shortened
+from towpath.tasks.hooks import hints_of, provided
 
 AFTER = "towpath-after"
 """The name under which a job stores its dependencies: a header, or a member beside the arguments, where no
@@ -30,17 +34,18 @@ Bound = tuple[tuple[Any, ...], dict[str, Any]]
 
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _BYTES = (bytes, bytearray)
+_TYPES = re.compile(r"Expected `([^`]*)`, got `([^`]*)`")
 _PATH = re.compile(r" - at `\$\.?([^.`\[]*)([^`]*)`$")
 
 
-def _to_plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Encode types that msgspec does not support. Pydantic's models are recognised by their methods, without
     importing it."""
     if hasattr(value, "model_dump") and not isinstance(value, type):
         # Under the names of the fields and without what is computed: so that `_from_plain` can read it,
         # whatever the aliases.
         return value.model_dump(mode="json", by_alias=False, round_trip=True)
-    raise TypeError(f"a {type(value).__name__} cannot be stored as JSON")
+    raise TypeError(f"a {type(value).__name__} has no JSON form; use its id or plain values instead")
 
 
 def _from_plain(kind: type, value: Any) -> Any:
@@ -63,8 +68,8 @@ def _in_one_line(error: ValueError) -> str:
     )
 
 
-_encoder = msgspec.json.Encoder(enc_hook=_to_plain)
-_canonical = msgspec.json.Encoder(enc_hook=_to_plain, order="deterministic")
+_encoder = msgspec.json.Encoder(enc_hook=to_plain)
+_canonical = msgspec.json.Encoder(enc_hook=to_plain, order="deterministic")
 _any_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
@@ -76,7 +81,7 @@ def encode(value: Any, field: str = "value") -> bytes:
         raise InvalidInput(
             field=field, value=value, expected=f"something that can be stored as JSON: {error}"
         ) from error
-    checks.finite(field, value, content, _to_plain)
+    checks.finite(field, value, content, to_plain)
     return content
 
 
@@ -85,13 +90,20 @@ def decode(data: bytes) -> Any:
     return _any_decoder.decode(data)
 
 
+def decode_plain(data: bytes | None) -> Any:
+    """Decode a result of unknown type."""
+    return None if data is None else decode(data)
+
+
 class Codec:
     """The types of one function. Made once per task; safe from any thread."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self.name = name
-        self.parameters = dict(inspect.signature(function).parameters)
-        hints = _hints(function, name)
+        declared = inspect.signature(function).parameters
+        self.parameters = {each: found for each, found in declared.items() if found.default is not provided}
+        self._provided = declared.keys() - self.parameters.keys()
+        hints = hints_of(function, f"task {name}")
         kinds = {each.kind for each in self.parameters.values()}
         self._rest = _only(self.parameters, Parameter.VAR_POSITIONAL)
         self._more = _only(self.parameters, Parameter.VAR_KEYWORD)
@@ -124,8 +136,15 @@ class Codec:
         try:
             return msgspec.json.Decoder(hint, dec_hook=_from_plain)
         except (TypeError, RecursionError) as error:
+            where = "the result" if parameter == "return" else f"parameter {parameter}"
+            message = (
+                f"{where} of task {self.name} has the type {shortened(hint)}, without a JSON form: {error}"
+            )
             raise InvalidInput(
-                field=f"{self.name}({parameter})", value=hint, expected=f"a type with a JSON form: {error}"
+                field=f"{self.name}({parameter})",
+                value=hint,
+                expected="a type with a JSON form",
+                message=message,
             ) from error
 
     # At enqueue
@@ -146,19 +165,32 @@ class Codec:
         return self._bind_by_signature(args, kwargs)
 
     def _bind_by_signature(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        for name in sorted(self._provided & kwargs.keys()):
+            message = f"{self.name}({name}) is provided by the worker: leave it out"
+            raise InvalidInput(
+                field=f"{self.name}({name})", value=kwargs[name], expected="left out", message=message
+            )
         try:
             return dict(inspect.Signature(list(self.parameters.values())).bind(*args, **kwargs).arguments)
         except TypeError as error:
-            shown = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())])
+            given = [shortened(each, 40) for each in args]
+            given += [f"{name}={shortened(value, 40)}" for name, value in kwargs.items()]
+            shown = ", ".join(given)
+            wanted = ", ".join(
+                str(each.replace(annotation=Parameter.empty)) for each in self.parameters.values()
+            )
             raise InvalidInput(
-                field=f"{self.name}()", value=shown, expected=f"its own parameters: {error}"
+                field=f"{self.name}()",
+                value=Described(shown),
+                expected=f"({wanted})",
+                message=f"{self.name}({wanted}) cannot be called with ({shown}): {error}",
             ) from None
 
     def encode(self, arguments: Mapping[str, Any]) -> bytes:
         """The payload of a call. Raises InvalidInput naming task, parameter and value."""
         for name in self._bytes:
             if isinstance(arguments.get(name), str):
-                raise self._wrong(name, arguments[name], "Expected `bytes`, got `str`")
+                raise self._wrong(name, arguments[name], "bytes, not str")
         try:
             payload = _encoder.encode(arguments)
         except Exception as error:
@@ -168,17 +200,14 @@ class Codec:
         try:
             self._decode(payload)
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
-            text, name = _where(error)
-            raise self._wrong(name, arguments.get(name), text) from None
+            raise self._unfit(error, arguments) from None
         return payload
 
     def _check_finite(self, arguments: Mapping[str, Any], payload: bytes) -> None:
         try:
-            checks.finite("", arguments, payload, _to_plain)
+            checks.finite("", arguments, payload, to_plain)
         except InvalidInput as error:
-            raise self._wrong(
-                error.details["field"], error.details["value"], error.details["expected"]
-            ) from None
+            raise self._wrong(error.field, error.value, error.expected) from None
 
     def canonical(self, arguments: Mapping[str, Any]) -> bytes:
         """The same bytes for equal arguments, whatever the order of dicts and sets."""
@@ -223,8 +252,7 @@ class Codec:
         try:
             found = self._decode(payload)
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
-            text, name = _where(error)
-            raise self._wrong(name, payload, text) from error
+            raise self._unfit(error, payload) from error
         values = asdict(found)
         del values["towpath__after"]
         return (
@@ -244,7 +272,7 @@ class Codec:
         except Exception as error:
             expected = f"a result that can be stored as JSON: {error}"
             raise InvalidInput(field=f"what {self.name} returned", value=value, expected=expected) from error
-        checks.finite(f"{self.name}()", value, content, _to_plain)
+        checks.finite(f"{self.name}()", value, content, to_plain)
         return content
 
     def decode_result(self, data: bytes | None) -> Any:
@@ -255,18 +283,40 @@ class Codec:
             expected = f"a value that fits its return annotation: {error}"
             raise InvalidInput(field=f"the result of {self.name}", value=data, expected=expected) from error
 
-    # What to say
+    # Texts of errors
 
     def _not_json(self, arguments: Mapping[str, Any], error: Exception) -> InvalidInput:
         for name, value in arguments.items():
             try:
                 _encoder.encode(value)
             except Exception as its_own:
-                return self._wrong(name, value, f"it cannot be stored as JSON: {its_own}")
-        return self._wrong("", dict(arguments), f"it cannot be stored as JSON: {error}")
+                return self._wrong(name, value, f"something that can be stored as JSON: {its_own}")
+        return self._wrong("", dict(arguments), f"something that can be stored as JSON: {error}")
 
-    def _wrong(self, name: str, value: Any, text: str) -> InvalidInput:
-        return InvalidInput(field=f"{self.name}({name})", value=value, expected=text)
+    def _wrong(self, name: str, value: Any, expected: str) -> InvalidInput:
+        field, shown = f"{self.name}({name})", value if isinstance(value, Described) else shortened(value)
+        message = f"{self._argument(name)} is {shown}; it must be {expected}"
+        return InvalidInput(field=field, value=value, expected=expected, message=message)
+
+    def _argument(self, name: str) -> str:
+        """An argument, or all of them, as the subject of an error."""
+        return f"{self.name}: argument {name}" if name else f"{self.name}: the object of all arguments"
+
+    def _unfit(self, error: Exception, given: Mapping[str, Any] | bytes) -> InvalidInput:
+        """The error of arguments, or of a stored payload, that msgspec refuses."""
+        text, name = _where(error)
+        value = given if isinstance(given, bytes) else given.get(name)
+        if types := _TYPES.fullmatch(text):
+            return self._wrong(name, value, f"{_in_python(types[1])}, not {_in_python(types[2])}")
+        field = f"{self.name}({name})"
+        reason = text[:1].lower() + text[1:]
+        message = f"{self._argument(name)} is {shortened(value)}: {reason}"
+        return InvalidInput(field=field, value=value, expected=reason, message=message)
+
+
+def _in_python(types: str) -> str:
+    """A type as msgspec writes it, in the words of Python: `int | null` is `int or None`."""
+    return types.replace("null", "None").replace(" | ", " or ")
 
 
 def _where(error: Exception) -> tuple[str, str]:
@@ -279,17 +329,6 @@ def _where(error: Exception) -> tuple[str, str]:
     return text[: at.start()] + deeper, at[1]
 
 
-def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
-    try:
-        return get_type_hints(inspect.unwrap(function), include_extras=True)
-    except NameError as error:
-        expected = (
-            f"annotations that can be looked up when the program runs ({error}); "
-            "define or import the type in its module"
-        )
-        raise InvalidInput(field=f"task {name}", value=function, expected=expected) from error
-
-
 def _is_required(parameter: Parameter) -> bool:
     many = parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     return parameter.default is Parameter.empty and not many
@@ -297,3 +336,124 @@ def _is_required(parameter: Parameter) -> bool:
 
 def _only(parameters: Mapping[str, Parameter], kind: Any) -> str | None:
     return next((each.name for each in parameters.values() if each.kind is kind), None)
+
+
+# Dependencies
+
+MAX_NAMED = 32 * 1024
+"""The longest header with the dependencies of a job, in characters. Longer lists are stored with the
+payload."""
+
+
+class _Group(msgspec.Struct, frozen=True):
+    group: str
+
+
+class _Waiting(msgspec.Struct, frozen=True):
+    """The dependencies that a payload stores."""
+
+    after: list[str | _Group] = msgspec.field(name=AFTER, default_factory=list)
+
+
+def with_after(payload: bytes, fields: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:
+    """The payload and fields with the dependencies in them: `results()` returns in this order."""
+    after: Sequence[After] = fields["after"]
+    header = ",".join(f"@{each.id}" if each.group else each.id for each in after)
+    if len(header) <= MAX_NAMED and not any("," in each.id or each.id.startswith("@") for each in after):
+        return payload, {
+            **fields,
+            "headers": {**fields.get("headers", {}), AFTER: header},
+        } if after else fields
+    waiting = msgspec.json.encode(_Waiting([_Group(each.id) if each.group else each.id for each in after]))
+    return (payload[:-1] + b"," + waiting[1:] if len(payload) > 2 else waiting), fields
+
+
+def waited_for(job: Job) -> list[After]:
+    """The jobs and groups that a job waited for, in order."""
+    if AFTER in job.headers:
+        names = [name for name in job.headers[AFTER].split(",") if name]
+        return [After(name.removeprefix("@"), group=name.startswith("@")) for name in names]
+    if AFTER.encode() not in job.payload:
+        return []
+    named = msgspec.json.decode(job.payload, type=_Waiting).after
+    return [After(each.group, group=True) if isinstance(each, _Group) else After(each) for each in named]
+
+
+# Status
+
+
+class Values(Protocol):
+    """Decodes the results and arguments of jobs."""
+
+    def decode_result(self, data: bytes | None) -> Any: ...
+
+    def codec_of(self, kind: str) -> Codec | None:
+        """The codec of the task of this name; None if the task is not known in this process."""
+        ...
+
+
+_TIMES = ("started_at", "finished_at", "expires_at")
+_SPANS = ("timeout", "retention")
+_AS_STORED = (
+    *("id", "kind", "queue", "state", "reason", "error", "attempts", "attempts_used", "max_attempts"),
+    *("failures", "losses", "priority", "part", "key", "owner", "cancel_requested"),
+    *("progress_done", "progress_total", "group", "parent", "correlation_id", "headers"),
+)
+
+
+def job_status(job: Job, values: Values) -> JobStatus:
+    """The view of a record."""
+    codec = values.codec_of(job.kind) if job.kind else None
+    after = waited_for(job)
+    fields: dict[str, Any] = {name: getattr(job, name) for name in _AS_STORED}
+    fields |= {name: optional_utc(getattr(job, name)) for name in _TIMES}
+    fields |= {name: optional_seconds(getattr(job, name)) for name in _SPANS}
+    return JobStatus(
+        **fields,
+        created_at=utc(job.created_at),
+        ready_at=utc(job.ready_at),
+        arguments=_arguments(job, codec) if job.kind else None,
+        result=_result(job.result, codec) if job.state is DONE else None,
+        cursor=_any(job.cursor),
+        after=tuple(each.id for each in after if not each.group),
+        after_groups=tuple(each.id for each in after if each.group),
+    )
+
+
+def group_status(view: GroupView) -> GroupStatus:
+    fields = {name: getattr(view, name) for name in GroupView.__struct_fields__}
+    return GroupStatus(
+        **{**fields, "created_at": utc(view.created_at), "closed_at": optional_utc(view.closed_at)}
+    )
+
+
+def _arguments(job: Job, codec: Codec | None) -> Mapping[str, Any] | None:
+    """The arguments by name. If they do not fit the signature any more, as plain JSON."""
+    if codec is not None:
+        try:
+            return codec.named(job.payload)
+        except InvalidInput:
+            pass
+    plain = _any(job.payload)
+    if not isinstance(plain, dict):
+        return None
+    return {name: value for name, value in plain.items() if name != AFTER}
+
+
+def _result(data: bytes | None, codec: Codec | None) -> Any:
+    if codec is not None:
+        try:
+            return codec.decode_result(data)
+        except InvalidInput:
+            pass
+    return _any(data)
+
+
+def _any(data: bytes | None) -> Any:
+    """A stored value: JSON decoded, other bytes as they are."""
+    if not data:
+        return None
+    try:
+        return decode(data)
+    except ValueError:
+        return data

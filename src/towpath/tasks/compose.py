@@ -13,12 +13,21 @@ from msgspec.structs import replace
 from towpath.core.commands import Append, Command, OnFailure, Open, Result, Seal
 from towpath.core.ids import derived
 from towpath.core.job import After, Spec
-from towpath.errors import InvalidInput
+from towpath.errors import InvalidInput, shortened
 from towpath.runtime.engine import Engine
 from towpath.tasks.codec import AFTER
-from towpath.tasks.handles import Collector, GroupHandle, JobHandle, ids_of, open_collector
+from towpath.tasks.handles import (
+    BranchHandle,
+    Collector,
+    GroupHandle,
+    JobHandle,
+    id_of,
+    ids_of,
+    open_collector,
+)
+from towpath.tasks.mistakes import no_call
 from towpath.tasks.new_jobs import aappend_on, append_on, begin_on, new_id
-from towpath.tasks.task import Call, R
+from towpath.tasks.task import Call, R, Registry, calls_of
 
 Then = Call[Any] | Mapping[Literal["done", "failed", "canceled"], Call[Any]]
 """The calls after a group: one call however the group ends, or one for each possible end."""
@@ -34,7 +43,9 @@ class Chain:
 
     def __init__(self, engine: Engine, calls: Sequence[Call[Any]]) -> None:
         if not calls:
-            raise InvalidInput(field="chain", value=(), expected="at least one call")
+            message = "a chain needs at least one call: app.chain(first.of(...), second.of(...))"
+            raise InvalidInput(field="chain", value=(), expected="at least one call", message=message)
+        calls = list(calls_of(calls, "app.chain"))
         self._engine = engine
         self._last = calls[-1]
         specs = [calls[0].spec()]
@@ -43,34 +54,48 @@ class Chain:
         self.command = Append(tuple(specs))
 
     def handle(self, answer: Result) -> JobHandle[Any]:
-        return JobHandle(self._engine, ids_of(answer)[-1], self._last.task.decode_result)
+        return JobHandle(self._engine, ids_of(answer)[-1], self._last.task)
 
 
 class Group:
     """The members of a group and the following call. The ids are derived from the group's id, so that
     repeating the commands creates no duplicates."""
 
-    def __init__(self, engine: Engine, id: str | None, on_failure: str) -> None:
-        self._engine = engine
+    def __init__(self, registry: Registry, id: str | None, on_failure: str) -> None:
+        self._engine = registry.engine
+        self._registry = registry
         self.id = id or new_id()
         self._on_failure = OnFailure(on_failure) if on_failure in list(OnFailure) else None
         if self._on_failure is None:
             raise InvalidInput(field="on_failure", value=on_failure, expected="continue or abort")
         self._calls: list[Call[Any]] = []
         self._then: Call[Any] | None = None
+        self._branches: Mapping[str, Call[Any]] = {}
 
     def commands(self, calls: Iterable[Call[Any]], then: Then | None) -> list[list[Command]]:
         """The commands, one list per commit. A refused append must not let the group end and start the
         following call; so a `then` that depends on the end of the group is sealed in a second commit. A plain
         `then` is a job that waits for the group: it is refused together with the members, and one commit is
         enough."""
-        self._calls = list(calls)
+        self._calls = list(calls_of(calls, "app.group"))
         if not self._calls:
-            raise InvalidInput(field="group", value=(), expected="at least one call")
+            message = "a group needs at least one call: app.group([task.of(1), task.of(2)])"
+            raise InvalidInput(field="group", value=(), expected="at least one call", message=message)
+        if isinstance(then, Mapping) and (wrong := then.keys() - {"done", "failed", "canceled"}):
+            message = (
+                f"then= of app.group has no outcome {shortened(min(wrong))}: use done, failed and canceled"
+            )
+            raise InvalidInput(
+                field="then", value=min(wrong), expected="done, failed or canceled", message=message
+            )
+        following = then.values() if isinstance(then, Mapping) else [] if then is None else [then]
+        for _ in calls_of(following, "then= of app.group"):
+            """Each is a call."""
         specs = [self._member(call, n) for n, call in enumerate(self._calls)]
         assert self._on_failure is not None
         if isinstance(then, Mapping):
-            callbacks = {str(ending): (self._callback(call),) for ending, call in then.items()}
+            self._branches = {str(ending): call for ending, call in then.items()}
+            callbacks = {ending: (self._callback(call),) for ending, call in self._branches.items()}
             return [[Open(self.id, self._on_failure, callbacks), Append(tuple(specs))], [Seal(self.id)]]
         if then is not None:
             self._then = then
@@ -82,15 +107,14 @@ class Group:
     def handle(self, answers: Sequence[Result]) -> GroupHandle[Any]:
         ids = ids_of(answers[1])
         jobs = [
-            JobHandle[Any](self._engine, id, call.task.decode_result)
-            for id, call in zip(ids, self._calls, strict=False)
+            JobHandle[Any](self._engine, id, call.task) for id, call in zip(ids, self._calls, strict=False)
         ]
-        follower = (
-            None
-            if self._then is None
-            else JobHandle[Any](self._engine, ids[-1], self._then.task.decode_result)
-        )
-        return GroupHandle(self._engine, self.id, jobs, follower)
+        follower = None if self._then is None else JobHandle[Any](self._engine, ids[-1], self._then.task)
+        group = GroupHandle(self._engine, self.id, jobs, follower, values=self._registry)
+        group.branches = {
+            ending: BranchHandle(group, ending, call.task) for ending, call in self._branches.items()
+        }
+        return group
 
     def _member(self, call: Call[Any], n: int) -> Spec:
         return call.spec(id=derived(self.id, "member", n), group=self.id)
@@ -98,6 +122,18 @@ class Group:
     def _callback(self, call: Call[Any]) -> Spec:
         spec = call.spec()
         return replace(spec, headers={**spec.headers, AFTER: f"@{self.id}"})
+
+
+def existing_group(registry: Registry, id: str | None, then: object) -> GroupHandle[Any]:
+    """A handle on a group that was made before."""
+    if id is None or then is not None:
+        raise InvalidInput(
+            field="calls",
+            value=None,
+            expected="calls",
+            message="app.group(calls, then=...) makes a group; app.group(id=...) alone is a handle on one",
+        )
+    return GroupHandle(registry.engine, id_of(id), values=registry)
 
 
 class Batch(Collector):
@@ -115,7 +151,9 @@ class Batch(Collector):
 
     def add(self, call: Call[R]) -> JobHandle[R]:
         """Add a call."""
-        return self.collect(call.spec(), call.task.decode_result)
+        if type(call) is not Call:
+            raise no_call(call, "batch.add")
+        return self.collect(call.spec(), call.task)
 
     def __enter__(self) -> Self:
         self._begun = self._on is not None and begin_on(self.engine.ledger, self._on)

@@ -14,24 +14,20 @@ from contextvars import Token
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, overload
 
-from towpath.core.checks import DAY
 from towpath.core.commands import Note, Progress, Progressed
-from towpath.core.job import ClaimedJob, Job, Reason, Spec
+from towpath.core.job import STATE_TTL, ClaimedJob, Job, Reason, Spec, state_key
 from towpath.errors import InvalidInput, JobCanceled, JobFailed, LostClaim, NotInJob, Unsupported
 from towpath.runtime.commit.pending import Reply
 from towpath.runtime.notes import Document
 from towpath.tasks import new_jobs
-from towpath.tasks.codec import decode, encode
+from towpath.tasks.codec import decode, decode_plain, encode, waited_for
 from towpath.tasks.handles import JobHandle, jobs_of, members, value_of
+from towpath.tasks.mistakes import no_call
 from towpath.tasks.new_jobs import running
-from towpath.tasks.options import waited_for
 from towpath.tasks.outcomes import StopRequested
-from towpath.tasks.registry import Registry
-from towpath.tasks.task import Call, R, Task
+from towpath.tasks.task import Call, R, Registry, Task
 
 V = TypeVar("V")
-STATE_TTL = 90 * DAY
-"""How long the state of a job is kept after it was last saved, if nothing takes it away."""
 Extras = tuple[tuple[Spec, ...], tuple[Note, ...], Callable[[Any], object] | None]
 """Children, notes and the function for the transaction that settles the job."""
 _lists_lock = threading.Lock()
@@ -40,7 +36,7 @@ neither."""
 
 
 def _after_fork() -> None:
-    """A thread of the parent may have held it."""
+    """Replace the lock in a forked child: a thread of the parent may have held it."""
     global _lists_lock  # noqa: PLW0603
     _lists_lock = threading.Lock()
 
@@ -193,7 +189,7 @@ class Running(Stoppable):
         """A JSON document (`value`, `version`, `save()`) that later attempts find as this one left it. It is
         deleted when the job is done."""
         if self._state is None:
-            self._state = self.engine.document(f"state/{self.id}", STATE_TTL)
+            self._state = self.engine.document(state_key(self.id), STATE_TTL)
         return self._state
 
     def progress(self, done: int, total: int | None = None) -> None:
@@ -213,6 +209,8 @@ class Running(Stoppable):
     def spawn(self, call: Call[R]) -> JobHandle[R]:
         """Add a child: it is enqueued in the transaction that settles this job as done, and not at all if the
         attempt fails."""
+        if type(call) is not Call:
+            raise no_call(call, "current().spawn")
         spec = call.spec()
         with _lists_lock:
             self._spawn = self._spawn or {}
@@ -221,7 +219,7 @@ class Running(Stoppable):
                     field="id", value=spec.id, expected="an id that no other child of this attempt has"
                 )
             self._spawn[spec.id] = spec
-        return JobHandle(call.task.engine, spec.id, call.task.decode_result)
+        return JobHandle(call.task.engine, spec.id, call.task)
 
     def commit(self, function: Callable[[Any], object]) -> None:
         """Call `function(connection)` in the transaction that settles the job as done: your rows and ours, or
@@ -250,7 +248,7 @@ class Running(Stoppable):
             return None
         children = tuple((self._spawn or {}).values())
         notes = (
-            (Note(key=f"state/{self.id}", value=None),)
+            (Note(key=state_key(self.id), value=None),)
             if self._state is not None or self.job.fence > 1
             else ()
         )
@@ -317,15 +315,11 @@ class Running(Stoppable):
     def _value(self, job: Job, errors: bool) -> Any:
         task = self._registry.tasks.get(job.kind)
         try:
-            return value_of(self.engine.ledger, job, _plain if task is None else task.decode_result)
+            return value_of(self.engine.ledger, job, decode_plain if task is None else task.decode_result)
         except (JobFailed, JobCanceled, InvalidInput) as error:
             if errors:
                 return error
             raise
-
-
-def _plain(data: bytes | None) -> Any:
-    return None if data is None else decode(data)
 
 
 def current() -> Running:

@@ -97,10 +97,12 @@ def append_on(ledger: Ledger, connection: Any, specs: Sequence[Spec]) -> Appende
 
 
 async def aappend_on(ledger: Ledger, connection: Any, specs: Sequence[Spec]) -> Appended:
-    host = _transactional(ledger)
+    transactional = _transactional(ledger)
     # A connection to SQLite has no coroutines, and so neither has its ledger.
-    append = getattr(host, "aappend_on", None)
-    return Appended(host.append_on(connection, specs) if append is None else await append(connection, specs))
+    append = getattr(transactional, "aappend_on", None)
+    return Appended(
+        transactional.append_on(connection, specs) if append is None else await append(connection, specs)
+    )
 
 
 def begin_on(ledger: Ledger, connection: Any) -> bool:

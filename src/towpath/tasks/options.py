@@ -5,23 +5,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 import msgspec
 from msgspec.structs import force_setattr
 
 from towpath.core import checks
 from towpath.core.breaker import Breaker
-from towpath.core.job import PRIORITIES, After, Job, Key, KeyPolicy, rank
+from towpath.core.job import PRIORITIES, After, Key, KeyPolicy, rank
 from towpath.core.retry import Backoff, Exponential, Fixed, Listed, Policy
 from towpath.errors import InvalidInput
-from towpath.tasks.codec import AFTER, Codec
+from towpath.tasks import mistakes
+from towpath.tasks.codec import Codec
 from towpath.tasks.handles import GroupHandle, JobHandle
+from towpath.tasks.hooks import FailureFunction
 from towpath.tasks.outcomes import Span
-
-MAX_NAMED = 32 * 1024
-"""The longest header with the dependencies of a job, in characters. Longer lists are stored with the
-payload."""
 
 Naming = str | Callable[..., str]
 """A name from a call's arguments: a template such as `"user-{user_id}"`, or a function of the same
@@ -46,6 +44,8 @@ class TaskOptions(TypedDict, total=False):
     breaker: str | Breaker | None
     route: Naming | None
     resource: str | None
+    on_failure: FailureFunction
+    on_dead: FailureFunction
 
 
 class CallOptions(TypedDict, total=False):
@@ -71,6 +71,16 @@ class CallOptions(TypedDict, total=False):
     retention: Span | None
     id: str
 
+
+_OF_TASKS = {
+    name: f"it is an option of the task: write @app.task({name}=...)"
+    for name in TaskOptions.__annotations__.keys() - CallOptions.__annotations__.keys()
+}
+_OF_CALLS = {
+    name: f"it is an option of a call: write task.options({name}=...).enqueue(...)"
+    for name in CallOptions.__annotations__.keys() - TaskOptions.__annotations__.keys()
+}
+"""The options that are given at the other place, and where that is."""
 
 POLICIES: Mapping[str, KeyPolicy] = {
     "keep": KeyPolicy.UNIQUE,
@@ -104,7 +114,7 @@ class Terms(msgspec.Struct, frozen=True):
 
 def task_terms(kind: str, options: TaskOptions, priorities: Mapping[str, int] = PRIORITIES) -> Terms:
     """`priorities`: the names that a priority may have; one that is left out is `normal`."""
-    _known(options, TaskOptions, f"options of task {kind}")
+    mistakes.check_options(options, TaskOptions.__annotations__, f"task {kind}", _OF_CALLS)
     checks.text("name", kind, least=1)
     queue = options.get("queue", "default")
     checks.name("queue", queue)
@@ -132,14 +142,23 @@ def task_terms(kind: str, options: TaskOptions, priorities: Mapping[str, int] = 
 
 def call_terms(terms: Terms, options: CallOptions, priorities: Mapping[str, int] = PRIORITIES) -> Terms:
     """A copy with these options. The error of a wrong value names the field."""
-    _known(options, CallOptions, f"options of task {terms.kind}")
+    mistakes.check_options(options, CallOptions.__annotations__, f"a call of {terms.kind}", _OF_TASKS)
+    given = cast(Mapping[str, object], options)
+    if "key" not in options and terms.key is None and terms.unique in (None, False):
+        for each in sorted(given.keys() & {"on_conflict", "window"}):
+            example = f"options(key=..., {each}=...), or @app.task(unique=True)"
+            raise checks.without_key(each, given[each], example)
     fields = {**terms.fields, **_common(options, priorities), **_when(options)}
+    checks.optional_text("id", options.get("id"))
     for name in ("queue", "correlation_id", "id"):
         if name in options:
             fields[name] = options[name]
     if "part" in options and "part" in fields:
-        expected = "nothing: its breaker has the part. Give the task a part and a queue of its own"
-        raise InvalidInput(field="part", value=options["part"], expected=expected)
+        message = (
+            f"task {terms.kind} takes no part here, because its breaker has the part: "
+            "give the task a part and a queue of its own"
+        )
+        raise InvalidInput(field="part", value=options["part"], expected="left out", message=message)
     headers = {**fields.get("headers", {}), **options.get("headers", {})}
     if "after" in options:
         fields["after"] = dependencies(options["after"])
@@ -214,17 +233,21 @@ def policy_of(backoff: Span | Sequence[Span] | Backoff | Policy | None) -> Polic
     if isinstance(backoff, Exponential | Fixed | Listed):
         return Policy(default=backoff)
     if isinstance(backoff, str | bytes) or not isinstance(backoff, Sequence | int | float | timedelta):
-        expected = "seconds, a list of seconds, a backoff or a policy"
+        expected = "a number of seconds, a list of them, a backoff or a policy"
         raise InvalidInput(field="backoff", value=backoff, expected=expected)
     if isinstance(backoff, Sequence):
-        return Policy(default=Listed(tuple(checks.micros(each, "backoff") for each in backoff)))
-    return Policy(default=Fixed(checks.micros(backoff, "backoff")))
+        if not backoff:
+            raise InvalidInput(field="backoff", value=backoff, expected="a list of at least one delay")
+        return Policy(default=Listed(tuple(checks.seconds("backoff", each) for each in backoff)))
+    return Policy(default=Fixed(checks.seconds("backoff", backoff)))
 
 
 def dependencies(given: Iterable[Dependency] | Dependency) -> tuple[After, ...]:
     """One or many dependencies, as `After` values."""
     if isinstance(given, JobHandle | GroupHandle | After | str):
         return (_dependency(given),)
+    if not isinstance(given, Iterable):
+        raise _no_dependency(given)
     return tuple(_dependency(each) for each in given)
 
 
@@ -235,41 +258,11 @@ def _dependency(given: Dependency) -> After:
         return After(given.id, group=isinstance(given, GroupHandle))
     if isinstance(given, str):
         return After(given)
-    raise InvalidInput(field="after", value=given, expected="jobs, groups or ids")
+    raise _no_dependency(given)
 
 
-class _Group(msgspec.Struct, frozen=True):
-    group: str
-
-
-class _Waiting(msgspec.Struct, frozen=True):
-    """The dependencies that a payload stores."""
-
-    after: list[str | _Group] = msgspec.field(name=AFTER, default_factory=list)
-
-
-def with_after(payload: bytes, fields: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:
-    """The payload and fields with the dependencies in them: `results()` returns in this order."""
-    after: Sequence[After] = fields["after"]
-    header = ",".join(f"@{each.id}" if each.group else each.id for each in after)
-    if len(header) <= MAX_NAMED and not any("," in each.id or each.id.startswith("@") for each in after):
-        return payload, {
-            **fields,
-            "headers": {**fields.get("headers", {}), AFTER: header},
-        } if after else fields
-    waiting = msgspec.json.encode(_Waiting([_Group(each.id) if each.group else each.id for each in after]))
-    return (payload[:-1] + b"," + waiting[1:] if len(payload) > 2 else waiting), fields
-
-
-def waited_for(job: Job) -> list[After]:
-    """The jobs and groups that a job waited for, in order."""
-    if AFTER in job.headers:
-        names = [name for name in job.headers[AFTER].split(",") if name]
-        return [After(name.removeprefix("@"), group=name.startswith("@")) for name in names]
-    if AFTER.encode() not in job.payload:
-        return []
-    named = msgspec.json.decode(job.payload, type=_Waiting).after
-    return [After(each.group, group=True) if isinstance(each, _Group) else After(each) for each in named]
+def _no_dependency(given: object) -> InvalidInput:
+    return InvalidInput(field="after", value=given, expected="a job, a group, an id or a list of them")
 
 
 def _common(options: TaskOptions | CallOptions, priorities: Mapping[str, int]) -> dict[str, Any]:
@@ -288,6 +281,9 @@ def _common(options: TaskOptions | CallOptions, priorities: Mapping[str, int]) -
 
 def _when(options: CallOptions) -> dict[str, Any]:
     fields: dict[str, Any] = {}
+    if "delay" in options and "at" in options:
+        message = "delay and at exclude each other: leave one of them out"
+        raise InvalidInput(field="at", value=options["at"], expected="left out", message=message)
     if "delay" in options:
         fields["delay"] = checks.micros(options["delay"], "delay")
         fields["ready_at"] = None
@@ -295,17 +291,11 @@ def _when(options: CallOptions) -> dict[str, Any]:
         fields["ready_at"] = checks.moment(options["at"], "at")
         fields["delay"] = fields.get("delay", 0)
     if "ttl" in options:
-        fields["ttl"] = checks.micros(options["ttl"], "ttl")
+        fields["ttl"] = checks.some_micros(options["ttl"], "ttl")
     return fields
 
 
 def _span(field: str, value: Span | None) -> int | None:
-    return None if value is None else checks.micros(value, field)
-
-
-def _known(options: Mapping[str, Any], kind: type, field: str) -> None:
-    unknown = sorted(set(options) - set(kind.__annotations__))
-    if unknown:
-        raise InvalidInput(
-            field=field, value=unknown[0], expected=f"one of {', '.join(kind.__annotations__)}"
-        )
+    if value is None:
+        return None
+    return checks.some_micros(value, field) if field == "timeout" else checks.micros(value, field)

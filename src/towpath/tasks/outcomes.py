@@ -21,14 +21,18 @@ class Retry(Control):
     attempt. `throttled`: the service that it uses refused because of too many requests, and `after` applies
     to all jobs of the task's resource."""
 
+    __module__ = "towpath"  # the public path, which stored errors show
+
     def __init__(self, reason: str = "", *, after: Span | None = None, throttled: bool = False) -> None:
         super().__init__(reason or "retry")
-        self.after: int | None = None if after is None else checks.micros(after, "after")
+        self.after = None if after is None else checks.seconds("after", after)
         self.throttled = throttled
 
 
 class Throttled(Retry):
     """A service refused because of too many requests: `Retry` with `throttled=True`."""
+
+    __module__ = "towpath"  # the public path, which stored errors show
 
     def __init__(self, reason: str = "", *, after: Span | None = None) -> None:
         super().__init__(reason or "throttled", after=after, throttled=True)
@@ -38,8 +42,8 @@ class Snooze(Control):
     """Not a failure: run again after `for_` seconds. Does not count towards `max_attempts`."""
 
     def __init__(self, for_: Span) -> None:
-        self.for_ = checks.micros(for_, "for_")
-        super().__init__(f"snooze for {self.for_ / checks.SECOND:g} s")
+        self.for_ = checks.seconds("for_", for_)
+        super().__init__(f"snooze for {self.for_:g} s")
 
 
 class BreakerOpen(Control):
@@ -48,10 +52,13 @@ class BreakerOpen(Control):
 
     def __init__(self, name: str, after: Span) -> None:
         self.name = name
-        self.after = checks.micros(after, "after")
-        super().__init__(
-            f"breaker {name} lets nothing through for another {self.after / checks.SECOND:.1f} s"
-        )
+        self.after = checks.seconds("after", after)
+        super().__init__(f"breaker {name} lets nothing through for another {self.after:.1f} s")
+
+
+class ArgumentsUnfit(Control):
+    """Raised before the handler is called: the arguments do not fit its signature, but may fit that of
+    another version of the code."""
 
 
 class Cancel(Control):
@@ -73,6 +80,8 @@ class StopRequested(BaseException):
 class Fail(Control):
     """No retry: the job ends as failed, a dead letter."""
 
+    __module__ = "towpath"  # the public path, which stored errors show
+
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason or "failed by its handler")
 
@@ -91,7 +100,7 @@ def throttling(error: BaseException) -> int | None:
     while at is not None and at not in seen:
         if isinstance(at, Retry):
             if at.throttled:
-                return at.after or 0
+                return checks.micros(at.after or 0)
         elif _status(at) == TOO_MANY_REQUESTS:
             return _retry_after(at)
         seen.append(at)
