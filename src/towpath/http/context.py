@@ -1,0 +1,94 @@
+"""The state that the handlers of a server share: the engine, its options, the waiting consumers, the held
+messages, and whether the server drains."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import msgspec
+
+from towpath.core.checks import SECOND
+from towpath.core.job import ClaimedJob, Job
+from towpath.http.consumers import Consumers
+from towpath.http.options import ServerOptions
+from towpath.http.problems import Headers, Problem
+from towpath.http.wire import QueueName, queue_name
+from towpath.runtime.engine import Engine
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MAX_HELD = 100_000
+"""Messages that a server remembers. The receipt of any other message costs a read of the ledger."""
+
+
+class HeldMessage(msgspec.Struct, frozen=True, gc=False):
+    """The fields of a delivered message that a receipt needs. `lease` is microseconds."""
+
+    id: str
+    fence: int
+    queue: str
+    lease: int
+    correlation_id: str
+    has_state: bool
+    """It may have a state: it was delivered before, or to a stateful consumer."""
+    until: int
+    """The end of the lease when the message was delivered."""
+
+    @classmethod
+    def of(cls, job: Job, stateful: bool = True) -> HeldMessage:
+        has_state = stateful or job.fence > 1
+        correlation, until = job.correlation_id or "", job.lease_until or 0
+        return cls(job.id, job.fence, job.queue, job.lease_len or 0, correlation, has_state, until)
+
+
+class ServerContext:
+    def __init__(self, engine: Engine, options: ServerOptions) -> None:
+        self.engine = engine
+        self.options = options
+        self.consumers = Consumers(engine, options.max_consumers)
+        self.held: dict[str, HeldMessage] = {}
+        """The delivered messages by id: a cache, oldest first."""
+        self.draining = False
+        self.extra: Headers = []
+        """Headers of every response."""
+
+    def now(self) -> int:
+        """Unix time in whole seconds."""
+        return self.engine.clock.now() // SECOND
+
+    async def read(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A read of the ledger, off the event loop."""
+        return await asyncio.to_thread(function, *args, **kwargs)
+
+    def queue(self, namespace: str, queue: str) -> QueueName:
+        return queue_name(namespace or self.options.default_namespace, queue)
+
+    def delivered(self, claims: list[ClaimedJob], stateful: bool) -> None:
+        """Store the claims in the cache of held messages."""
+        held = self.held
+        for claim in claims:
+            held[claim.job.id] = HeldMessage.of(claim.job, stateful)
+        while len(held) > MAX_HELD:
+            del held[next(iter(held))]
+
+    def holds_messages(self) -> bool:
+        """Whether a client holds a message of this server."""
+        now = self.engine.clock.now()
+        return any(held.until > now for held in self.held.values())
+
+    def refuse_when_draining(self) -> None:
+        if self.draining:
+            raise draining()
+
+    def drain(self) -> None:
+        """Take no new work and end all waits. Receipts are still taken."""
+        self.draining = True
+        self.extra.append((b"shutdown-imminent", b"true"))
+        self.consumers.interrupt()
+
+
+def draining() -> Problem:
+    return Problem(503, "shutdown_draining", "the server stops; use another one, or try again", retry_after=1)

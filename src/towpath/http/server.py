@@ -1,0 +1,228 @@
+"""A running server: uvicorn with httptools and uvloop, its limits for strangers, and the drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import httptools
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from towpath.app import App
+from towpath.escapes import get_logger
+from towpath.http.context import ServerContext
+from towpath.http.health import HealthRoutes
+from towpath.http.options import ServerOptions, address_of, bind
+from towpath.http.routes import application
+
+log = get_logger("towpath.http")
+
+MAX_HEAD = 64 * 1024
+"""Bytes of a request line with its headers."""
+MAX_CONNECTIONS = 10_000
+REQUEST_SECONDS = 30.0
+"""A client has so long to send the head of a request, and so long between two pieces of its body."""
+IDLE_SECONDS = 120
+"""A connection without a request is closed after this time."""
+LINGER = 1.0
+"""Seconds between the answer to a request that cannot be read and the end of its connection. A close at once
+would reset the connection before the client has read the answer."""
+FINISH_SECONDS = 5
+"""Seconds that requests may take after the drain."""
+DRAIN_POLL = 0.05
+
+
+class HttpServer:
+    """Serves an app until `stop`. The socket is bound when the object is made; `address` is its URL. Raises
+    `InvalidInput` or `OSError` if it cannot listen there."""
+
+    def __init__(self, app: App, options: ServerOptions | None = None) -> None:
+        self._app = app
+        self.options = options or ServerOptions()
+        self._socket = bind(self.options.listen)
+        self.address = address_of(self._socket)
+        self._runner: DrainingServer | None = None
+
+    def run(self, started: Callable[[], None] | None = None) -> bool:
+        """Serve in this thread. In the main thread, the first SIGINT or SIGTERM stops it, and the second one
+        ends it at once. `started` is called when connections are accepted. False if a second signal ended
+        the drain."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._remove_socket)
+            context = ServerContext(self._app.engine, self.options)
+            health = HealthRoutes(self._app, context)
+            stack.callback(health.close)
+            self._app.engine.start_caretaker()
+            config = uvicorn.Config(
+                application(context, health),
+                http=LimitedProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                # The handlers log errors; uvicorn logs an error only for a client that has disconnected.
+                log_level="critical",
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=IDLE_SECONDS,
+                timeout_graceful_shutdown=FINISH_SECONDS,
+            )
+            self._runner = DrainingServer(config, context, started)
+            self._runner.run(sockets=[self._socket])
+            return not self._runner.force_exit
+
+    def stop(self) -> None:
+        """Drain, then end `run`. Safe from any thread."""
+        if self._runner is not None:
+            self._runner.stop()
+
+    def _remove_socket(self) -> None:
+        self._socket.close()
+        if self.address.startswith("unix://"):
+            Path(self.address.removeprefix("unix://")).unlink(missing_ok=True)
+
+
+class DrainingServer(uvicorn.Server):
+    """The first request to stop begins the drain: `/readyz` fails, waits end, and the messages that consumers
+    hold may be acknowledged. The second one ends the server at once."""
+
+    def __init__(
+        self, config: uvicorn.Config, context: ServerContext, started: Callable[[], None] | None
+    ) -> None:
+        super().__init__(config)
+        self._context = context
+        self._started = started
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drain: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._loop = asyncio.get_running_loop()
+        if self._stopping:
+            self._begin()
+        elif self._started is not None:
+            self._started()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._stopping:
+            self.should_exit = self.force_exit = True
+        else:
+            self.stop()
+
+    def stop(self) -> None:
+        self._stopping = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        if self._drain is None:
+            self._drain = asyncio.ensure_future(self._run_drain())
+
+    async def _run_drain(self) -> None:
+        context = self._context
+        context.drain()
+        end = time.monotonic() + context.options.drain_grace
+        while time.monotonic() < end and (context.consumers.total or context.holds_messages()):
+            await asyncio.sleep(DRAIN_POLL)
+        self.should_exit = True
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """The HTTP protocol of uvicorn, with limits for strangers: the size of the head of a request, the time to
+    send it and to go on with its body, and the number of connections. httptools and uvicorn have none."""
+
+    _parsed = 0
+    """Bytes of the head that were parsed."""
+    _unparsed = 0
+    """Bytes received since the head began; counted until it is complete."""
+    _in_head = True
+    _owed: float | None = None
+    """Since when the server waits for the rest of a request."""
+    _check: asyncio.TimerHandle | None = None
+    _refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._owed = self.loop.time()
+        self._check = self.loop.call_later(REQUEST_SECONDS, self._check_progress)
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._refuse("503 Service Unavailable", "too_many_connections", "too many connections")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._check is not None:
+            self._check.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        super().data_received(data)
+        if self._in_head and not self._refused:
+            self._unparsed += len(data)
+            if self._unparsed > MAX_HEAD:
+                self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._parsed = self._unparsed = 0
+        self._in_head = True
+        self._owed = self.loop.time()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count(len(name) + len(value))
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._owed = self.loop.time()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._owed = self.loop.time()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._owed = None
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Called by the base class for a request that is not HTTP."""
+        if max(self._parsed, self._unparsed) > MAX_HEAD:
+            detail = f"the request line and the headers have more than {MAX_HEAD} bytes"
+            self._refuse("431 Request Header Fields Too Large", "headers_too_large", detail)
+        else:
+            self._refuse("400 Bad Request", "invalid_request", "this is not a valid HTTP request")
+
+    def _refuse(self, status: str, code: str, detail: str) -> None:
+        self._refused = True
+        body = f'{{"error":"{code}","detail":"{detail}"}}\n'
+        self.transport.write(
+            f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            f"connection: close\r\n\r\n{body}".encode()
+        )
+        self.transport.write_eof()
+        self.loop.call_later(LINGER, self.transport.close)
+
+    def _count(self, size: int) -> None:
+        self._parsed += size
+        if self._parsed > MAX_HEAD:
+            raise httptools.HttpParserError("the head is too large")
+
+    def _check_progress(self) -> None:
+        late = self._owed is not None and self.loop.time() >= self._owed + REQUEST_SECONDS
+        # A flow that is paused has unread data: then the server is slow, not the client.
+        if late and not self.flow.read_paused:
+            self.transport.close()
+        else:
+            self._check = self.loop.call_later(REQUEST_SECONDS, self._check_progress)
