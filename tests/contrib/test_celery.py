@@ -1,4 +1,4 @@
-"""Celery's vocabulary: a small Celery project, unchanged, and what is refused with the way to write it."""
+"""Celery's vocabulary: a small Celery project, unchanged, and refused options with their replacements."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import towpath
+from tests.support.running import working
 from towpath.contrib.celery import (
     Celery,
     CeleryOption,
@@ -138,7 +139,7 @@ def test_times_and_priorities(app: Celery) -> None:
         soon = job.delay().job.status()
         record = later.job.status()
         assert (later.id, later.state, record.priority, soon.priority) == ("mine", "PENDING", 9, 0)
-        assert record.ready_at - soon.ready_at > 3_000_000_000
+        assert record.ready_at - soon.ready_at > timedelta(minutes=50)
         assert soon.expires_at is not None
         later.revoke()
         assert later.state == "REVOKED"
@@ -196,6 +197,21 @@ def test_mistakes(app: Celery) -> None:
         app.worker_main()
     assert app.send_task(job.name).state == "PENDING"
     assert crontab(minute="*/5").expression == "*/5 * * * *"
+
+
+def test_get_inside_a_task_is_refused_as_in_celery(app: Celery) -> None:
+    @app.task
+    def child() -> int:
+        return 1
+
+    @app.task
+    def parent(allowed: bool) -> Any:
+        return child.delay().get(10, disable_sync_subtasks=not allowed)
+
+    with working(app.towpath, concurrency=2):
+        with pytest.raises(JobFailed, match="must not wait for another job"):
+            parent.delay(False).get(30)
+        assert parent.delay(True).get(30) == 1
 
 
 def test_a_failure_is_not_retried_unless_asked(app: Celery) -> None:

@@ -160,7 +160,7 @@ class CeleryTask:
         max_retries: int | None = None,
         **options: Any,
     ) -> CeleryRetry:
-        """Raise what makes the job run again. After `max_retries` it raises `exc` instead."""
+        """Raise the exception that makes the job run again; after `max_retries` raise `exc` instead."""
         if args is not None or kwargs is not None:
             raise CeleryOption(
                 field="retry: args",
@@ -335,8 +335,8 @@ class Celery:
                     raise
 
     def config_from_object(self, source: Any, namespace: str = "", **_: Any) -> None:
-        """Read settings from a module, its name, or an object; with `namespace="CELERY"` those that begin
-        with `CELERY_`."""
+        """Read settings from a module, its name, or an object; with `namespace="CELERY"` only the names
+        that begin with `CELERY_`."""
         found = importlib.import_module(source) if isinstance(source, str) else source
         prefix = f"{namespace}_" if namespace else ""
         for name in dir(found):
@@ -426,7 +426,7 @@ class Celery:
         return options
 
     def _declare_entries(self) -> None:
-        """Declare the entries of `beat_schedule` whose tasks are known by now."""
+        """Declare the entries of `beat_schedule` with tasks that are registered by now."""
         for name, entry in list(self._entries.items()):
             task = self.tasks.get(entry["task"])
             if task is None or task._towpath is None:

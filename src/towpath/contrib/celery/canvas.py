@@ -86,6 +86,10 @@ class Signature:
         return task.enqueue(list(self.args), self.kwargs, 0 if self.immutable else takes)
 
 
+def _empty(field: str, message: str) -> InvalidInput:
+    return InvalidInput(field=field, value=None, expected="complete", message=message)
+
+
 class chain:
     """Calls one after the other; a group inside runs side by side, and the next call gets all its results."""
 
@@ -96,7 +100,7 @@ class chain:
         ):
             flat += step.steps if isinstance(step, chain) else [cast(Step, step)]
         if not flat:
-            raise InvalidInput(field="chain", value=(), expected="at least one signature")
+            raise _empty("chain", "a chain needs at least one signature: chain(task.s(1))")
         self.steps: list[Step] = flat
 
     def __or__(self, other: Step) -> chain:
@@ -132,7 +136,7 @@ class group:
         for each in calls:
             found += [each] if isinstance(each, Signature) else list(each)
         if not found:
-            raise InvalidInput(field="group", value=(), expected="at least one signature")
+            raise _empty("group", "a group needs at least one signature: group([task.s(1)])")
         self.tasks = found
 
     def __or__(self, other: Signature) -> chord:
@@ -166,7 +170,7 @@ class chord:
     def apply_async(self, args: Sequence[Any] = (), body: Signature | None = None) -> AsyncResult:
         last = body or self.body
         if last is None:
-            raise InvalidInput(field="chord", value=None, expected="a body: chord(header)(callback.s())")
+            raise _empty("chord", "a chord needs a body: chord(header)(callback.s())")
         return cast(AsyncResult, chain(self.header, last).apply_async(args))
 
 

@@ -83,7 +83,7 @@ CONF_USED = frozenset(
 
 
 class CeleryOption(InvalidInput):
-    """An option of Celery that Towpath does in another way; the text says which."""
+    """An option of Celery that Towpath does not have; the message names the replacement."""
 
 
 class MaxRetriesExceededError(Exception):

@@ -29,9 +29,8 @@ _current: list[Celery] = []
 def current_app() -> Celery:
     """The app that was made last. Raises if there is none."""
     if not _current:
-        raise InvalidInput(
-            field="app", value=None, expected="app = Celery(...) before a shared task is called"
-        )
+        message = "there is no Celery app yet: create app = Celery(...) before a shared task is called"
+        raise InvalidInput(field="app", value=None, expected="a Celery app", message=message)
     return _current[-1]
 
 
@@ -65,10 +64,11 @@ class AsyncResult:
 
     status = state
 
-    def get(self, timeout: float | None = None, propagate: bool = True, **_: Any) -> Any:
-        """Wait and return the result. An exception of a built-in class is raised as that class."""
+    def get(self, timeout: float | None = None, propagate: bool = True, **options: Any) -> Any:
+        """Wait and return the result. An exception of a built-in class is raised as that class. Inside a task
+        it is refused, as in Celery, unless `disable_sync_subtasks=False` is given."""
         try:
-            return self.job.result(timeout)
+            return self.job.result(timeout, wait_inside=not options.get("disable_sync_subtasks", True))
         except JobFailed as error:
             if propagate:
                 raise _original(error) from error
@@ -137,8 +137,8 @@ class GroupResult:
     def __len__(self) -> int:
         return len(self.results)
 
-    def get(self, timeout: float | None = None, propagate: bool = True, **_: Any) -> list[Any]:
-        return [each.get(timeout, propagate) for each in self.results]
+    def get(self, timeout: float | None = None, propagate: bool = True, **options: Any) -> list[Any]:
+        return [each.get(timeout, propagate, **options) for each in self.results]
 
     join = get
 

@@ -1,0 +1,9 @@
+from __future__ import annotations
+
+from django.db import models
+
+
+class Order(models.Model):
+    item = models.CharField(max_length=100)
+    email = models.EmailField()
+    confirmed = models.BooleanField(default=False)
