@@ -13,7 +13,7 @@ from tests.support.shell import Shell
 
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    """In an empty directory, without settings of ours."""
+    """In an empty directory, without settings."""
     for name in [name for name in os.environ if name.startswith("TOWPATH_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("NO_COLOR", "1")

@@ -19,7 +19,7 @@ from towpath.cli.demo_tasks import app
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Shell, Ran, float]:
-    """What the plain command prints, and how long it takes."""
+    """The output and the duration of the plain command."""
     shell = Shell(tmp_path_factory.mktemp("demo"))
     (shell.folder / "temporary").mkdir()
     start = time.perf_counter()
@@ -49,7 +49,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Shell, Ran, float]:
         "A mail job took ",
     ],
 )
-def test_it_says_what_happened(shown: tuple[Shell, Ran, float], words: str) -> None:
+def test_it_prints_every_check(shown: tuple[Shell, Ran, float], words: str) -> None:
     assert words in shown[1].out
 
 
@@ -66,7 +66,7 @@ def test_it_names_three_commands_that_work_as_they_are_typed(shown: tuple[Shell,
     assert f"New ledger {folder / 'work.db'};" in ran.out
     tries = [line.strip() for line in ran.out.partition("The ledger is kept. Next,")[2].splitlines()[1:]]
     assert len(tries) == 3
-    told = []
+    report = []
     for line in tries:
         ended = subprocess.run(
             ["sh", "-c", line],
@@ -81,9 +81,9 @@ def test_it_names_three_commands_that_work_as_they_are_typed(shown: tuple[Shell,
             check=False,
         )
         assert ended.returncode == 0, (line, ended)
-        told.append(ended.stdout)
-    assert "OSError: no line to 555-0199" in told[0]
-    assert told[1] == "1 retried\n"
+        report.append(ended.stdout)
+    assert "OSError: no line to 555-0199" in report[0]
+    assert report[1] == "1 retried\n"
     url = f"sqlite:///{folder / 'work.db'}"
     assert shell.run("stats", "--json", "--url", url).json["total"] == {
         **dict.fromkeys(("blocked", "scheduled", "ready", "running", "failed", "canceled"), 0),
@@ -92,12 +92,12 @@ def test_it_names_three_commands_that_work_as_they_are_typed(shown: tuple[Shell,
 
 
 def test_for_machines_in_a_file_with_a_strange_name(shell: Shell) -> None:
-    told = shell.run(
+    report = shell.run(
         "demo", "--jobs", "300", "--json", "--keep", "a b%41.db", env={"TOWPATH_PROCESSES": "3"}
     ).json
-    assert told["ok"]
-    assert told["jobs"] == 427
-    assert [check["name"] for check in told["checks"]] == [
+    assert report["ok"]
+    assert report["jobs"] == 427
+    assert [check["name"] for check in report["checks"]] == [
         "all jobs",
         "mail",
         "reminders",
@@ -107,9 +107,9 @@ def test_for_machines_in_a_file_with_a_strange_name(shell: Shell) -> None:
         "ferries",
         "ledger",
     ]
-    assert min(told["cost"].values()) > 0
+    assert min(report["cost"].values()) > 0
     assert (shell.folder / "a b%41.db").exists()
-    words = shlex.split(told["next"][0])
+    words = shlex.split(report["next"][0])
     assert "OSError" in shell(*words[words.index("--url") :]).out
 
 
@@ -145,6 +145,7 @@ def test_a_check_that_fails_is_the_exit_code(shell: Shell, monkeypatch: pytest.M
         """A worker that does nothing."""
 
     monkeypatch.setattr(demo, "run_worker", lazy)
-    told = shell("demo", "--jobs", "300", "--keep", "demo.db", code=1)
-    assert "WRONG all jobs   427 enqueued: 0 done" in told.out
-    assert "a late result is accepted" in told.out
+    report = shell("demo", "--jobs", "300", "--keep", "demo.db", code=1)
+    assert "WRONG all jobs   427 enqueued: 0 done" in report.out
+    # Whether the late result is refused depends on whether the caretaker has released the job already.
+    assert "WRONG ferries" in report.out

@@ -15,7 +15,8 @@ from rich.console import Console
 
 from tests.support.shell import Ran, Shell
 from tests.support.terminal import terminal
-from towpath import App, Spec, commands
+from towpath import App, commands
+from towpath.commands import Spec
 from towpath.core.job import After, Key, KeyPolicy
 from towpath.errors import JobFailed, UnknownJob
 from towpath.escapes import escape, escape_json, get_logger
@@ -32,7 +33,7 @@ SHOWN = (
     "\\r\\nforged line"
 )
 SECRET = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-"""Categories of characters that are not seen, or that steer."""
+"""Categories of invisible and control characters."""
 
 
 def assert_harmless(text: str) -> None:
@@ -124,13 +125,13 @@ def test_every_listing(shell: Shell) -> None:
     ):
         for more in ([], ["--json"]):
             if more and arguments[:2] in (["get", "m"], ["dead", "retry"]):
-                continue  # these can be done once
+                continue  # these commands succeed only once
             each = shell(*arguments, *more, code=code)
             assert_harmless(each.out + each.err)
             ran.append(each)
-    told = "".join(each.out + each.err for each in ran)
-    assert SHOWN in told
-    # A header has not taken the place of the receipt.
+    report = "".join(each.out + each.err for each in ran)
+    assert SHOWN in report
+    # A header has not replaced the receipt.
     [got] = [each.out for each in ran if "header receipt" in each.out]
     assert re.search(r"(?m)^receipt +message-", got)
 
@@ -154,8 +155,7 @@ def test_json_gives_back_what_was_put(shell: Shell) -> None:
 )
 def test_a_table_on_a_terminal(shell: Shell, arguments: list[str]) -> None:
     fill(shell)
-    # Wide enough that no cell is wrapped: a line that begins with text of the stranger has a line break of
-    # the stranger.
+    # Wide enough that no cell is wrapped: a line that begins with hostile text has a line break of that text.
     with terminal(shell, *arguments, columns=400) as screen:
         assert screen.rest() == 0
         for bad in ("\x1b]0;", "\x1b[2J", "\u202e", "\u200b", "\x9b", "\x07", "\nforged"):
@@ -202,7 +202,7 @@ def test_the_log_of_a_worker(shell: Shell) -> None:
     assert process.returncode == 0
     assert_harmless(out + err)
     for piece in (
-        f"argument {SHOWN}",
+        "argument " + SHOWN.replace("\\nforged", "\n  forged"),  # no line that looks like another record
         "message \\x1b]0;title",
         f"bad-{SHOWN}",
         "failed for good",
@@ -260,7 +260,7 @@ def test_loggers_escape_whatever_handler_there_is() -> None:
 
 def test_the_display_of_progress() -> None:
     out = io.StringIO()
-    running = RunningJob(BAD, BAD, "q", None, 1, 1.0, 1, 2, 1.0, 1.0)
+    running = RunningJob(BAD, BAD, "q", None, 1, 1.0, 1, 2, 1.0, 1.0, short_id=BAD)
     snapshot = Snapshot((running,), {}, {}, {"lane": {BAD: 1}}, {}, 0.0, 1, 2, 1.0, 1.0, None)
     Console(file=out, width=200).print(drawn(snapshot, {}))
     assert_harmless(out.getvalue())

@@ -21,7 +21,7 @@ from towpath.cli.base import BAD_INPUT, INTERRUPTED, NOT_FOUND, REFUSED, STUCK, 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "reason"),
     [
         (["nosuch"], "No such command"),
         (["put"], "Missing argument 'QUEUE'"),
@@ -29,7 +29,7 @@ from towpath.cli.base import BAD_INPUT, INTERRUPTED, NOT_FOUND, REFUSED, STUCK, 
         (["put", "", "x"], "letters, digits"),
         (["put", "q", "x", "--delay", "soon"], "30, 1.5s, 2h"),
         (["put", "q", "x", "--at", "tomorrow"], "2026-01-31T12:00Z"),
-        (["put", "q", "x", "--delay", "5", "--at", "2026-01-31"], "either delay or ready_at"),
+        (["put", "q", "x", "--delay", "5", "--at", "2026-01-31"], "--delay and --at exclude each other"),
         (["put", "q", "x", "--priority", "urgent"], "high, normal, low"),
         (["put", "q", "x", "--header", "novalue"], "NAME=VALUE"),
         (["put", "q", "x", "--window", "5"], "--key"),
@@ -60,28 +60,28 @@ from towpath.cli.base import BAD_INPUT, INTERRUPTED, NOT_FOUND, REFUSED, STUCK, 
         (["demo", "--keep", "no/dir/demo.db"], "no/dir is not a directory"),
     ],
 )
-def test_bad_input_is_2_and_makes_nothing(shell: Shell, arguments: list[str], says: str) -> None:
+def test_bad_input_is_2_and_makes_nothing(shell: Shell, arguments: list[str], reason: str) -> None:
     shell.put("known")
     before = shell("stats", "--json").json["total"]
     error = shell(*arguments, "--json", code=2).error
-    assert says in error["message"] + (error["next"] or "")
-    told = shell(*arguments, code=2)
-    assert told.out == ""
-    assert told.err.startswith("Error: ")
+    assert reason in error["message"] + (error["next"] or "")
+    ran = shell(*arguments, code=2)
+    assert ran.out == ""
+    assert ran.err.startswith("Error: ")
     assert shell("stats", "--json").json["total"] == before
 
 
 def test_groups_without_a_command_show_their_help(shell: Shell) -> None:
     for arguments in ([], ["jobs"], ["queues"]):
-        told = shell(*arguments, code=2)
-        assert told.err.startswith("Usage: towpath")
+        ran = shell(*arguments, code=2)
+        assert ran.err.startswith("Usage: towpath")
 
 
 def test_help_is_not_an_error(shell: Shell) -> None:
-    told = shell.run("--help")
-    assert told.err == ""
+    ran = shell.run("--help")
+    assert ran.err == ""
     for code in ("0", "1", "2", "3", "4", "130"):
-        assert f"\n  {code} " in told.out
+        assert f"\n  {code} " in ran.out
     assert "Exit code 3" in shell("get", "--help").out
 
 
@@ -154,11 +154,11 @@ def test_a_read_only_ledger(open_directory: Path) -> None:
     for each in open_directory.iterdir():
         each.chmod(0o444)
     open_directory.chmod(0o555)
-    told = python(open_directory, AS_ANOTHER_USER, "put", "orders", "x")
-    assert told.code == 4
-    assert "check the permissions" in told.err
-    assert "directory must be writable" in told.err
-    assert "Traceback" not in told.err
+    ran = python(open_directory, AS_ANOTHER_USER, "put", "orders", "x")
+    assert ran.code == 4
+    assert "check the permissions" in ran.err
+    assert "directory must be writable" in ran.err
+    assert "Traceback" not in ran.err
 
 
 def _errors() -> list[type[errors.TowpathError]]:
@@ -211,14 +211,14 @@ def test_other_endings() -> None:
 
 def test_debug_shows_the_traceback(shell: Shell) -> None:
     command = [*EXECUTABLE, "jobs", "show", "x"]
-    told = python(
+    ran = python(
         shell.folder,
         "import os, sys; os.environ['TOWPATH_DEBUG'] = '1'; os.execv(sys.argv[1], sys.argv[1:])",
         *command,
     )
-    assert told.code == 4
-    assert "Traceback" in told.err
-    assert told.err.rstrip().endswith("creates a ledger.")
+    assert ran.code == 4
+    assert "Traceback" in ran.err
+    assert ran.err.rstrip().endswith("creates a ledger.")
 
 
 def test_an_interrupt_is_130(shell: Shell) -> None:

@@ -1,11 +1,18 @@
-"""jobs, dead, groups, stats: looking at work and changing it in bulk."""
+"""jobs, dead, groups, stats: list and change jobs, one by one and in bulk."""
 
 from __future__ import annotations
 
 import json
+from contextlib import closing
 
+import towpath
+from tests.support.running import work
 from tests.support.shell import Shell
-from towpath import Spec, commands, new_id
+from towpath import commands, new_id
+from towpath.clock import SystemClock
+from towpath.commands import Release, RetryOutcome, SnoozeOutcome, Spec
+from towpath.core.checks import SECOND
+from towpath.testing.ledger_suite import Harness
 
 
 def test_stats(shell: Shell) -> None:
@@ -77,12 +84,51 @@ def test_show_and_explain(shell: Shell) -> None:
     shown = shell("jobs", "show", id).out
     assert "scheduled (delay)" in shown
     assert "a=b" in shown
-    told = shell("jobs", "explain", id, "--json").json
-    assert (told["id"], told["gate"]) == (id, "scheduled")
-    assert told["until"] > "2026"
-    assert told["sentence"] == shell("jobs", "explain", id).out.strip()
+    report = shell("jobs", "explain", id, "--json").json
+    assert (report["id"], report["gate"]) == (id, "scheduled")
+    assert report["until"] > "2026"
+    assert report["sentence"] == shell("jobs", "explain", id).out.strip()
     for command in ("show", "explain"):
         assert shell("jobs", command, "nope", "--json", code=3).error["type"] == "UnknownJob"
+
+
+def test_attempts_are_shown_within_max_attempts(shell: Shell) -> None:
+    id = shell.put("orders", "--max-attempts", "2")
+    with closing(shell.ledger()) as ledger:
+        harness = Harness(ledger, SystemClock().now())
+        for outcome in (SnoozeOutcome(), SnoozeOutcome(), SnoozeOutcome(), RetryOutcome(error="busy")):
+            harness.settle(harness.take("orders"), outcome)
+    assert " 1/2 " in shell("jobs", "list").out
+    assert "attempts  1 of 2, 1 failed, 0 lost; started 4 times" in shell("jobs", "show", id).out
+    data = shell("jobs", "show", id, "--json").json
+    assert (data["attempts"], data["failures"], data["max_attempts"], data["error"]) == (4, 1, 2, "busy")
+    with closing(shell.ledger()) as ledger:
+        harness = Harness(ledger, SystemClock().now())
+        harness.done(harness.take("orders"))
+    assert " 2/2 " in shell("jobs", "list").out
+    assert shell("jobs", "show", id, "--json").json["error"] is None
+
+
+def test_show_has_the_history_of_attempts(shell: Shell) -> None:
+    id = shell.put("orders")
+    with closing(shell.ledger()) as ledger:
+        harness = Harness(ledger, SystemClock().now())
+        harness.settle(harness.take("orders", owner="me:1"), RetryOutcome(error="busy\x1b[31m\n\nTraceback"))
+        harness.jump(SECOND)
+        claim = harness.take("orders", owner="you:2")
+        harness.jump(2 * SECOND)
+        harness.settle(claim, Release())
+    one, two = shell("jobs", "show", id, "--json").json["history"]
+    assert (one["number"], one["counted"], one["outcome"], one["worker"]) == (1, True, "retried", "me:1")
+    assert one["error"] == "busy\x1b[31m\n\nTraceback"
+    assert (two["number"], two["counted"], two["outcome"], two["error"]) == (2, False, "released", None)
+    assert one["started_at"] == one["ended_at"] < two["started_at"] < two["ended_at"]
+    lines = shell("jobs", "show", id).out.splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith("history"))
+    shown = [line.split() for line in lines[head : head + 3]]
+    assert shown[0] == ["history", "attempt", "outcome", "started", "took", "worker", "error"]
+    assert shown[1] == ["1", "retried", one["started_at"], "0s", "me:1", "busy\\x1b[31m"]
+    assert shown[2] == ["-", "released", two["started_at"], "2s", "you:2", "-"]
 
 
 def test_retry_by_id(shell: Shell) -> None:
@@ -165,8 +211,8 @@ def test_purge(shell: Shell) -> None:
         == 0
     )
     assert "--yes" in shell("jobs", "purge", done, code=2).err
-    told = shell("jobs", "purge", done, waiting, "--yes", "--json", code=1).json
-    assert told == {"purged": 1, "unfinished": [waiting]}
+    report = shell("jobs", "purge", done, waiting, "--yes", "--json", code=1).json
+    assert report == {"purged": 1, "unfinished": [waiting]}
     assert "cancel it first" in shell("jobs", "purge", waiting, "--yes", code=1).out
 
 
@@ -191,11 +237,11 @@ def test_dead_retry_by_kind(shell: Shell) -> None:
 
 
 def test_what_cannot_come_back_does_not_hang(shell: Shell) -> None:
-    """A key that another job holds refuses the revival every time it is asked."""
+    """If another job holds the key, every revival is refused."""
     dead = shell.dead("orders", "--key", "k")
     holder = shell.put("orders", "--key", "k")
-    told = shell("dead", "retry", "--queue", "orders", "--yes", "--json", code=1).json
-    assert told["refused"] == [{"id": dead, "why": f"its key is held by {holder}"}]
+    report = shell("dead", "retry", "--queue", "orders", "--yes", "--json", code=1).json
+    assert report["refused"] == [{"id": dead, "why": f"its key is held by {holder}"}]
 
 
 def test_groups(shell: Shell) -> None:
@@ -213,3 +259,61 @@ def test_groups(shell: Shell) -> None:
     assert "unfinished  1" in shell("groups", "show", "night").out
     assert shell("put", "q", "x", "--group", "night", "--json").json["new"]
     assert shell("groups", "show", "nope", "--json", code=3).error["type"] == "UnknownGroup"
+
+
+def test_groups_list_abort_and_retry(shell: Shell) -> None:
+    with towpath.App(shell.url) as app:
+        app.queue("orders").configure(cap=1)
+        assert shell("groups", "list").out == "No group matches.\n"
+        task = app.task(name="t", max_attempts=1)(lambda n: 1 // n)
+        failing = app.group([task.of(n=0), task.of(n=1)], id="nightly-1")
+        app.group([task.of(n=1)], id="nightly-2")
+        app.group([task.of(n=1)], id="weekly-1")
+        shell("groups", "abort", "weekly")
+        work(app)
+        listed = shell("groups", "list", "--json").json
+        assert [each["id"] for each in listed["groups"]] == ["weekly-1", "nightly-2", "nightly-1"]
+        found = shell("groups", "list", "--outcome", "failed", "--json").json["groups"]
+        assert [(each["id"], each["failed"], each["done"]) for each in found] == [("nightly-1", 1, 1)]
+        page = shell("groups", "list", "--prefix", "nightly", "--ascending", "--limit", "1", "--json").json
+        assert [each["id"] for each in page["groups"]] == ["nightly-1"]
+        more = shell("groups", "list", "--prefix", "nightly", "--ascending", "--page", page["next"])
+        assert "nightly-2" in more.out
+        assert "nightly-1" not in more.out
+        assert shell("groups", "retry", "nightly-1", "--json").json == {
+            "id": "nightly-1",
+            "revived": 1,
+            "refused": [],
+            "more": False,
+        }
+        assert failing.status().state == "sealed"
+        assert shell("groups", "retry", "nightly-2").out == "0 retried\n"
+        assert shell("groups", "abort", "nightly-1").out == "group nightly-1 is aborted\n"
+    assert shell("groups", "retry", "nothing", "--json", code=3).error["type"] == "UnknownGroup"
+    shell("groups", "abort", "nothing", code=3)
+    assert "--state" in shell("groups", "list", "--state", "shut", code=2).err
+
+
+def test_history(shell: Shell) -> None:
+    done, dead, waiting = shell.put("orders"), "", ""
+    receipt = shell("get", "orders", "--json").json["receipt"]
+    shell("ack", receipt)
+    dead, waiting = shell.dead("mail"), shell.put("mail")
+    listed = shell("history", "--json").json
+    assert [job["id"] for job in listed["jobs"]] == [dead, done]
+    assert all(job["duration"] >= 0 for job in listed["jobs"])
+    for arguments, ids in (
+        (["orders"], [done]),
+        (["ma*"], [dead]),
+        (["--state", "failed"], [dead]),
+        (["--state", "done", "--state", "canceled"], [done]),
+        (["--limit", "1"], [dead]),
+        (["--until", "1h"], []),
+    ):
+        assert [job["id"] for job in shell("history", *arguments, "--json").json["jobs"]] == ids
+    table = shell("history").out
+    assert waiting not in table
+    assert [line.split()[0] for line in table.splitlines()] == ["id", dead, done]
+    assert "broken" in table
+    assert "No job matches." in shell("history", "--until", "1h").err
+    assert shell("history", "nowhere", code=3).err.startswith("Error: There is no queue nowhere")

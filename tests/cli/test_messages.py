@@ -1,4 +1,4 @@
-"""put, get, ack, nack, extend, enqueue: the life of a message from the command line."""
+"""put, get, ack, nack, extend, enqueue: messages from the command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def test_a_life_with_the_real_executable(shell: Shell) -> None:
     }
     assert shell.run("get", "orders", code=3).out == ""
     shown = shell.run("jobs", "show", id, "--json").json
-    assert (shown["state"], shown["result"], shown["error"]) == ("done", {"ok": True}, "no stock")
+    assert (shown["state"], shown["result"], shown["error"]) == ("done", {"ok": True}, None)
+    assert [end["error"] for end in shown["history"]] == ["no stock"]
 
 
 def test_put_takes_options(shell: Shell) -> None:
@@ -147,7 +148,7 @@ def test_get_takes_back_what_a_dead_consumer_held(shell: Shell) -> None:
     assert (got["id"], got["fence"]) == (id, 2)
 
 
-def test_nothing_to_get_says_why(shell: Shell) -> None:
+def test_an_empty_get_prints_the_reason(shell: Shell) -> None:
     assert "No message: queue orders does not exist." in shell("get", "orders", code=3).err
     shell.put("orders")
     shell("queues", "pause", "orders")
@@ -177,10 +178,11 @@ def test_an_old_receipt_is_refused(shell: Shell) -> None:
     shell("get", "orders")
     shell("nack", f"{id}:1")
     shell("get", "orders")
-    assert "used before" in shell("ack", f"{id}:1", code=1).err
+    assert "was returned already; the message became ready" in shell("ack", f"{id}:1", code=1).err
     shell("ack", f"{id}:2")
     shell("ack", f"{id}:2")
-    assert "became done" in shell("nack", f"{id}:2", code=1).err
+    assert "was acknowledged already; the message became done" in shell("nack", f"{id}:2", code=1).err
+    assert "message of orders" in shell("history").out
     lost = shell("ack", f"{id}:9", "--json", code=1).error
     assert (lost["type"], lost["code"], lost["details"]) == ("LostClaim", 1, {"id": id, "fence": 9})
     assert shell("extend", f"{id}:2", "10", "--json", code=1).error["type"] == "LostClaim"
@@ -201,7 +203,7 @@ def test_an_unknown_message(shell: Shell) -> None:
         assert shell(*command, "--json", code=3).error["type"] == "UnknownJob"
 
 
-def test_extend_says_when_it_was_asked_to_stop(shell: Shell) -> None:
+def test_extend_prints_a_request_to_stop(shell: Shell) -> None:
     id = shell.put()
     shell("get", "orders")
     shell("jobs", "cancel", id)
@@ -254,9 +256,9 @@ def test_enqueue_with_an_app(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     [
-        (["send", "--args", '{"to": 5}'], "Expected `str`"),
+        (["send", "--args", '{"to": 5}'], "it must be str, not int"),
         (["send", "--args", '{"too": "ada"}'], "to"),
         (["send"], "to"),
         (["sned", "--args", "{}"], "Tasks: send"),
@@ -267,9 +269,9 @@ def test_enqueue_with_an_app(shell: Shell) -> None:
         ),
     ],
 )
-def test_enqueue_checks_against_the_task(shell: Shell, arguments: list[str], says: str) -> None:
+def test_enqueue_checks_against_the_task(shell: Shell, arguments: list[str], expected: str) -> None:
     (shell.folder / "shop.py").write_text(SHOP)
-    assert says in shell.run("enqueue", *arguments, "--app", "shop:app", code=2).err
+    assert expected in shell.run("enqueue", *arguments, "--app", "shop:app", code=2).err
     assert not Path("towpath.db").exists()
 
 

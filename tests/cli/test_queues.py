@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tests.support.shell import Shell
-from towpath import App, Spec, commands, new_id
+from towpath import App, commands, new_id
+from towpath.commands import Spec
 from towpath.core.schedule import Schedule
 from towpath.operations import schedules
 
@@ -41,6 +46,25 @@ def test_set_and_lift(shell: Shell) -> None:
     assert held is not None
     assert [each["queue"] for each in shell("queues", "list", "--json").json["queues"]] == ["orders", "other"]
     assert shell("queues", "list").out.splitlines()[1].split()[0] == "orders"
+
+
+def test_show(shell: Shell) -> None:
+    shell("put", "orders", "x", "--part", "ada")
+    shell("queues", "set", "orders", "--cap", "2", "--retention", "2d")
+    shell("parts", "pause", "orders", "bob", "--why", "unpaid")
+    shell("queues", "pause", "orders", "--why", "lunch")
+    shown = shell.run("queues", "show", "orders", "--json").json
+    assert (shown["ready"], shown["cap"], shown["paused"], shown["why"]) == (1, 2, True, "lunch")
+    assert [(each["part"], each["ready"], each["paused"]) for each in shown["parts"]] == [
+        ("ada", 1, False),
+        ("bob", 0, True),
+    ]
+    text = shell("queues", "show", "orders").out
+    for line in (r"ready +1", r"cap +2", r"why +lunch", r"retention +2d", r"oldest ready +\S+ ago"):
+        assert re.search(f"(?m)^{line}$", text), text
+    assert "\npart bob: 0 ready, 0 running, paused (unpaid), weight 1" in text
+    assert "capacity" not in text
+    assert "There is no queue nope." in shell("queues", "show", "nope", code=3).err
 
 
 def test_warn_depth(shell: Shell) -> None:
@@ -156,6 +180,12 @@ def test_schedules(nightly: Shell) -> None:
     ]
     assert listed[0]["payload"] == {"deep": True}
     assert "every 60s" in nightly("schedules", "list").out
+    with App(nightly.url) as app:
+        view = app.ledger.note("schedule/often")
+        assert view is not None
+        overdue = replace(msgspec.json.decode(view.value, type=Schedule), next_at=1)
+        app.engine.call(commands.Note(key="schedule/often", value=msgspec.json.encode(overdue)))
+    assert "due, but no worker runs" in " ".join(nightly("schedules", "list").out.split())
     assert nightly("schedules", "pause", "nightly", "--json").json["paused"]
     assert "paused" in nightly("schedules", "list").out
     assert not nightly("schedules", "resume", "nightly", "--json").json["paused"]

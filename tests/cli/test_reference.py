@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
+from tests.support.reference import PATH, leaves, with_tables
 from towpath.cli.base import EXIT_CODES, CliCommand, root
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text("utf-8")
+PAGE = PATH.read_text("utf-8")
 EXAMPLES = [
     line.removeprefix("$ ") for line in PAGE.splitlines() if line.startswith("$ ") and "towpath" in line
 ]
-
-
-def leaves(command: click.Command = root, path: str = "towpath") -> Iterator[tuple[str, click.Command]]:
-    if not isinstance(command, click.Group):
-        yield path, command
-        return
-    context = click.Context(command)
-    for name in command.list_commands(context):
-        inner = command.get_command(context, name)
-        assert inner is not None
-        yield from leaves(inner, f"{path} {name}")
 
 
 LEAVES = dict(leaves())
@@ -62,6 +51,18 @@ def test_examples_parse(example: str, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_every_command_has_an_example() -> None:
     called = {path for path in LEAVES for example in EXAMPLES if f"{path} " in f"{example} "}
     assert called == set(LEAVES)
+
+
+def test_the_option_tables_match_the_commands() -> None:
+    assert with_tables(PAGE) == PAGE, "run `make reference`"
+
+
+def test_a_wrong_table_would_be_noticed() -> None:
+    renamed = PAGE.replace("| `--wait SPAN` |", "| `--wait TIME` |")
+    shorter = re.sub(r"\| `--yes, -y` .*\n", "", PAGE)
+    for wrong in (renamed, shorter):
+        assert wrong != PAGE
+        assert with_tables(wrong) == PAGE
 
 
 def test_the_exit_codes() -> None:

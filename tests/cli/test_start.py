@@ -1,4 +1,4 @@
-"""What is asked most often loads least: the modules that `--version` and `--help` import, by name."""
+"""The modules that `--version` and `--help` import, by name: both must start fast."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEAVY = {"asyncio", "multiprocessing", "concurrent.futures", "subprocess"}
 
 
 def loaded(folder: Path, *arguments: str) -> tuple[list[str], set[str], set[str]]:
-    """Our modules, other people's packages, and the expensive ones of the standard library."""
+    """Modules of Towpath, third-party packages, and the expensive modules of the standard library."""
     ran = python(folder, LOADED, *arguments)
     assert ran.code == 0, ran.err
     names: list[str] = json.loads(ran.out)
@@ -56,8 +56,18 @@ def test_a_look_at_the_ledger_loads_no_engine(tmp_path: Path) -> None:
     assert "rich" not in others
 
 
+def test_an_app_that_only_enqueues_loads_no_processes(tmp_path: Path) -> None:
+    program = """
+import sys, towpath
+with towpath.App("memory://") as app:
+    app.task(name="print")(print).enqueue()
+print(*{"multiprocessing", "importlib.metadata"} & set(sys.modules))
+"""
+    assert python(tmp_path, program).out == "\n"
+
+
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_list_says_what_the_command_says(name: str) -> None:
+def test_the_list_has_the_help_of_each_command(name: str) -> None:
     command = root.get_command(click.Context(root), name)
     assert command is not None
     assert command.name == name

@@ -1,4 +1,4 @@
-"""What a person sees and is asked, on a real (pseudo) terminal."""
+"""Output and questions on a real (pseudo) terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users type, as values; and values as people read them."""
+"""Text from the command line as values, and values as text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from towpath.cli.values import (
     Moment,
     Priority,
     RateType,
-    Receipt,
     ReceiptType,
     Span,
     Whole,
     now,
 )
+from towpath.queues.receipts import Receipt
 
 SECOND = 1_000_000
 
@@ -63,9 +63,9 @@ def test_moments() -> None:
     ("text", "rate"),
     [
         ("10/s", Rate(10)),
-        ("100/m", Rate(100, 60 * SECOND)),
-        ("5/10s", Rate(5, 10 * SECOND)),
-        ("1/1.5h:4", Rate(1, 5400 * SECOND, 4)),
+        ("100/m", Rate(100, 60)),
+        ("5/10s", Rate(5, 10)),
+        ("1/1.5h:4", Rate(1, 5400, 4)),
     ],
 )
 def test_rates_both_ways(text: str, rate: Rate) -> None:

@@ -85,20 +85,20 @@ def test_several_processes_on_free_ports(shop: Shell) -> None:
 def test_a_port_that_is_taken(shop: Shell, processes: int) -> None:
     for _ in range(10):
         with taken() as port:
-            # With two of them, it is the second one's port. The first one's may be in use by a connection of
+            # With two processes, the port of the second. The first port may be in use by a connection of
             # another test.
             given = ("--processes", str(processes), "--metrics", str(port - processes + 1))
-            told = shop.run("worker", "shop:app", *given, code=1)
-        if processes == 1 or f"port {port - 1}: Address already in use" not in told.err:
+            ran = shop.run("worker", "shop:app", *given, code=1)
+        if processes == 1 or f"port {port - 1}: Address already in use" not in ran.err:
             break
-    assert f"Error: Metrics cannot be served at 127.0.0.1, port {port}: Address already in use." in told.err
-    assert "Use another port" in told.err
-    assert "Worker " not in told.err
+    assert f"Error: Metrics cannot be served at 127.0.0.1, port {port}: Address already in use." in ran.err
+    assert "Use another port" in ran.err
+    assert "Worker " not in ran.err
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 @pytest.mark.parametrize(
-    ("options", "code", "says"),
+    ("options", "code", "message"),
     [
         (["--metrics", "70000"], 2, "--metrics"),
         (["--metrics", "http"], 2, "--metrics"),
@@ -107,25 +107,27 @@ def test_a_port_that_is_taken(shop: Shell, processes: int) -> None:
         (["--metrics", "0", "--metrics-host", "192.0.2.1"], 1, "Cannot assign requested address"),
     ],
 )
-def test_places_that_cannot_be(shop: Shell, options: list[str], processes: str, code: int, says: str) -> None:
-    told = shop.run("worker", "shop:app", *options, "--processes", processes, code=code)
-    assert says in told.err
-    assert "Worker " not in told.err
+def test_invalid_addresses_are_refused(
+    shop: Shell, options: list[str], processes: str, code: int, message: str
+) -> None:
+    ran = shop.run("worker", "shop:app", *options, "--processes", processes, code=code)
+    assert message in ran.err
+    assert "Worker " not in ran.err
 
 
 def test_ports_that_do_not_exist(shop: Shell) -> None:
-    told = shop.run("worker", "shop:app", "--metrics", "65535", "--processes", "3", code=2)
-    assert "3 processes need the ports 65535 to 65537" in told.err
+    ran = shop.run("worker", "shop:app", "--metrics", "65535", "--processes", "3", code=2)
+    assert "3 processes need the ports 65535 to 65537" in ran.err
 
 
 def test_a_program_that_has_metrics_already(shop: Shell) -> None:
     (shop.folder / "shop.py").write_text(INSTALLS)
-    told = shop.run("worker", "shop:app", "--metrics", "0", code=2)
-    assert "has already installed towpath.observe.metrics" in told.err
+    ran = shop.run("worker", "shop:app", "--metrics", "0", code=2)
+    assert "has already installed towpath.observe.metrics" in ran.err
 
 
 def test_without_the_library(shop: Shell) -> None:
     (shop.folder / "shop.py").write_text("import sys\nsys.modules['prometheus_client'] = None\n" + SHOP)
     for processes in ("1", "2"):
-        told = shop.run("worker", "shop:app", "--metrics", "0", "--processes", processes, code=1)
-        assert "pip install 'towpath[metrics]'" in told.err
+        ran = shop.run("worker", "shop:app", "--metrics", "0", "--processes", processes, code=1)
+        assert "pip install 'towpath[metrics]'" in ran.err

@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = _version() if arguments == ["--version"] else _run(arguments)
+        code = _answer(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader closed the pipe (`towpath jobs list | head -1`). Without the redirect Python would report
@@ -31,12 +31,54 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _version() -> int:
-    """Print the version without importing click, because scripts call this often."""
-    from importlib.metadata import version
+def _answer(arguments: list[str]) -> int:
+    if arguments == ["--version"]:
+        return _print_version()
+    if (instruction := os.environ.get("_TOWPATH_COMPLETE")) is not None:
+        from towpath.cli.completion import complete
 
-    print(f"towpath {version('towpath')}")
+        return complete(instruction)
+    return _run(arguments)
+
+
+def _print_version() -> int:
+    """Print the version without importing click, because scripts call this often."""
+    print(f"towpath {version()}")
     return 0
+
+
+def version() -> str:
+    """The version of Towpath; in a git checkout with the commit: `0.1.0+g1a2b3c4`."""
+    from importlib.metadata import version as installed
+
+    commit = _commit(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__)))))
+    return installed("towpath") + (f"+g{commit[:7]}" if commit else "")
+
+
+def _commit(folder: str) -> str:
+    """The commit that is checked out in this folder; empty if it is no checkout. Reads the files of git,
+    because the program may be missing."""
+    place = os.path.join(folder, ".git")
+    try:
+        if os.path.isfile(place):  # a worktree: `gitdir: PATH`
+            place = os.path.join(folder, _line(place).removeprefix("gitdir: "))
+        head = _line(os.path.join(place, "HEAD"))
+        if not head.startswith("ref: "):
+            return head
+        name = head.removeprefix("ref: ")
+        if os.path.isfile(common := os.path.join(place, "commondir")):
+            place = os.path.join(place, _line(common))
+        if os.path.isfile(ref := os.path.join(place, name)):
+            return _line(ref)
+        with open(os.path.join(place, "packed-refs"), encoding="utf-8") as packed:
+            return next((line.split()[0] for line in packed if line.rstrip().endswith(f" {name}")), "")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _line(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.readline().strip()
 
 
 def _run(arguments: list[str]) -> int:

@@ -17,6 +17,8 @@ from towpath import errors
 from towpath.escapes import escape, escape_json
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from towpath import Ledger
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -65,12 +67,33 @@ def shared_options() -> list[click.Parameter]:
     ]
 
 
+COMPLETE_VARIABLE = "_TOWPATH_COMPLETE"
+"""Environment variable: set by the completion script of the shell."""
+COMPLETED = ("queue", "kind", "group", "id", "ids", "after")
+"""Parameters that the shell completes from the ledger."""
+
+
+class CompletedText(click.types.StringParamType):
+    """Text that the shell completes."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        from towpath.cli.completion import proposed
+
+        return proposed(ctx, param.name or "", incomplete)
+
+
 class CliCommand(click.Command):
     """A command with the shared options."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params.extend(shared_options())
+        for each in self.params:
+            # `--id` is the id of a new job.
+            if each.name in COMPLETED and each.type is click.STRING and "--id" not in each.opts:
+                each.type = CompletedText()
 
 
 class CliGroup(click.Group):
@@ -81,6 +104,29 @@ class CliGroup(click.Group):
         self.params.extend(shared_options())
 
     command_class = CliCommand
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
+            raise click.UsageError(f"No such command '{name}'.{self._similar(ctx, name)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def _similar(self, ctx: click.Context, name: str) -> str:
+        """A question with the commands that the user may have meant: a similar name, or the same name in a
+        group."""
+        from difflib import get_close_matches
+
+        known = self.list_commands(ctx)
+        found = get_close_matches(name.lower(), known, n=3, cutoff=0.6)
+        groups = [(each, self.get_command(ctx, each)) for each in ([] if found else known)]
+        found += [
+            f"{each} {name}"
+            for each, group in groups
+            if isinstance(group, click.Group) and name in group.commands
+        ]
+        return f" Did you mean {' or '.join(found[:3])}?" if found else ""
 
 
 class LazyGroup(CliGroup):
@@ -165,7 +211,10 @@ NEXT_STEPS: Mapping[type[errors.TowpathError], str] = {
         "The lease expired, or another consumer settled the message. Get the message again; "
         "`towpath jobs show {id}` shows its state."
     ),
-    errors.UnknownJob: "`towpath jobs list` lists the jobs. Finished jobs are deleted after their retention.",
+    errors.UnknownJob: (
+        "`towpath jobs list` lists the jobs. Finished jobs are deleted after their retention. The beginning "
+        "of an id needs at least 6 characters."
+    ),
     errors.UnknownGroup: "Check the id. The program that fills a group creates it.",
     errors.UnknownDependency: "Append the job that it waits for first.",
     errors.QueueFull: "Try again later, or raise the limit: `towpath queues set {queue} --capacity N`.",
@@ -363,11 +412,10 @@ def print_stderr(lines: Sequence[str]) -> None:
 
 def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        from importlib.metadata import version
-
+        from towpath.cli import version
         from towpath.cli.output import print_result
 
-        number = version("towpath")
+        number = version()
         print_result(ctx.ensure_object(Session).json, {"towpath": number}, f"towpath {number}")
         ctx.exit(0)
 
@@ -376,6 +424,7 @@ COMMANDS = {
     "demo": ("demo:demo", "Run a demonstration on a new ledger."),
     "worker": ("worker:worker", "Run the jobs of an app's tasks."),
     "dev": ("worker:dev", "Run a worker that restarts when your code changes."),
+    "serve": ("serve:serve", "Serve queues and locks over HTTP."),
     "enqueue": ("messages:enqueue", "Enqueue a job for the task KIND."),
     "put": ("messages:put", "Put a message into a queue."),
     "get": ("messages:get", "Claim messages from QUEUE (or a pattern with *)."),
@@ -384,13 +433,14 @@ COMMANDS = {
     "extend": ("messages:extend", "Extend the lease of a message to SECONDS from now."),
     "stats": ("stats:stats", "Show the number of jobs by queue and state."),
     "jobs": ("jobs:jobs", "List, show, explain, retry, cancel and delete jobs."),
+    "history": ("history:history", "List finished jobs, newest first."),
     "dead": ("jobs:dead", "List, retry and delete dead letters: jobs that failed for good."),
     "queues": ("queues:queues", "List queues, pause them, set their limits."),
     "parts": ("queues:parts", "List parts of a queue, pause them, set their limits."),
     "breakers": ("fleet:breakers", "List, open, close and reset circuit breakers."),
     "workers": ("fleet:workers", "List, pause, resume and drain workers."),
     "lanes": ("fleet:lanes", "List, pause and resume lanes of workers."),
-    "groups": ("queues:groups", "Show, pause and resume groups of jobs."),
+    "groups": ("groups:groups", "List, show, pause, abort and retry groups."),
     "schedules": ("schedules:schedules", "List, change and trigger schedules of repeated jobs."),
     "backup": ("maintenance:backup", "Copy the ledger to a new file while workers run."),
     "ledger": (
@@ -400,6 +450,7 @@ COMMANDS = {
     "check": ("maintenance:check", "Verify the whole ledger."),
     "doctor": ("doctor:doctor", "Check settings and ledger, and report problems with advice."),
     "bench": ("bench:bench", "Measure the speed of a ledger on this disk."),
+    "completion": ("completion:completion", "Print the completion script of a shell."),
 }
 """Name -> (module:attribute, first line of the help), in the order of `towpath --help`, which imports none of
 them."""

@@ -11,9 +11,10 @@ from typing import Any
 
 import click
 
-from towpath import Ledger, Spec, commands, micros, new_id, open_ledger
+from towpath import Ledger, commands, new_id, open_ledger
 from towpath.cli.base import OK, Session, command, pass_session
 from towpath.cli.output import print_result, table
+from towpath.commands import Spec, micros
 
 PAYLOAD = b'{"to": "ada", "text": "' + b"x" * 75 + b'"}'
 BULK, BATCH = 1000, 100

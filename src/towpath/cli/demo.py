@@ -22,12 +22,13 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from towpath import App, Job, Ledger, Query, Reason, State, commands, micros
+from towpath import App, Ledger, Reason, State, commands
 from towpath.cli import demo_tasks
 from towpath.cli.base import OK, REFUSED, Failure, Session, bad_input, command, pass_session
 from towpath.cli.demo_tasks import app
 from towpath.cli.output import console, print_json
 from towpath.cli.processes import ChildProcess
+from towpath.commands import Job, Query, micros
 from towpath.errors import LostClaim
 from towpath.escapes import escape, get_logger
 
@@ -75,13 +76,13 @@ class DemoOutput:
             yield draw
 
     def _lines(self, total: int) -> Draw:
-        start, said = time.perf_counter(), 0
+        start, lines = time.perf_counter(), 0
 
         def draw(done: Mapping[str, int]) -> None:
-            nonlocal said
+            nonlocal lines
             passed, ended = time.perf_counter() - start, sum(done.values())
-            if ended == total or passed >= LINE_INTERVAL * (said + 1):
-                said = int(passed / LINE_INTERVAL)
+            if ended == total or passed >= LINE_INTERVAL * (lines + 1):
+                lines = int(passed / LINE_INTERVAL)
                 self.line(f"  {passed:4.1f} s  {ended:,} of {total:,}")
 
         return draw

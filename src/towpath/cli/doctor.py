@@ -9,21 +9,18 @@ from typing import Any
 
 import msgspec
 
-from towpath import Ledger, Query, QueueView, State, open_ledger
+from towpath import Ledger, State, open_ledger
+from towpath.cli import version as towpath_version
 from towpath.cli.base import OK, REFUSED, Session, as_failure, command, join_names, pass_session
 from towpath.cli.maintenance import find_problems
 from towpath.cli.output import format_pairs, format_span, print_result
-from towpath.cli.targets import (
-    check_slashes,
-    file_of,
-    is_missing,
-    is_server,
-    server_has_ledger,
-    without_password,
-)
+from towpath.cli.targets import check_slashes, server_has_ledger
 from towpath.cli.values import now
+from towpath.commands import Query, QueueView
 from towpath.errors import TowpathError
-from towpath.settings import NAMES, Settings, resolve
+from towpath.escapes import without_password
+from towpath.operations.places import advice_above, file_of, is_missing, is_server
+from towpath.settings import NAMES, SPANS, Settings, resolve
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -200,8 +197,14 @@ def _origin(session: Session, settings: Settings, name: str) -> str:
     return "--url" if name == "url" and session.url is not None else settings.origins[name]
 
 
+_OF_TASKS = "the queues of the app's tasks"
+
+
 def _format_report(sourced: dict[str, Any], health: dict[str, Any], findings: list[Finding]) -> list[str]:
+    sourced = {**sourced, "queues": {**sourced["queues"], "value": sourced["queues"]["value"] or _OF_TASKS}}
     settings = {name: f"{_format_value(each['value'])}  ({each['from']})" for name, each in sourced.items()}
+    for name in SPANS:
+        settings[name] = f"{sourced[name]['value']:g} s  ({sourced[name]['from']})"
     facts = {name: _format_value(value) for name, value in health.items()}
     lines = [
         "Settings",
@@ -223,9 +226,7 @@ def _format_report(sourced: dict[str, Any], health: dict[str, Any], findings: li
 
 
 def _format_value(value: object) -> object:
-    if isinstance(value, tuple):
-        return ", ".join(value) or "the queues of the app's tasks"
-    if isinstance(value, list):
+    if isinstance(value, tuple | list):
         return ", ".join(map(str, value)) or "none"
     if isinstance(value, dict):
         return ", ".join(f"{name} {each}" for name, each in value.items()) or "none"
@@ -234,7 +235,7 @@ def _format_value(value: object) -> object:
 
 def versions() -> dict[str, str]:
     found = {
-        "towpath": version("towpath"),
+        "towpath": towpath_version(),
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
@@ -261,7 +262,9 @@ def _inspect_url(settings: Settings) -> tuple[dict[str, Any], list[Finding], int
             "The first `towpath put`, `towpath enqueue` or worker creates it. If it should exist, check the "
             "URL above."
         )
-        return {"state": "not there yet"}, [Finding(f"There is no ledger at {path}.", advice)], OK
+        facts = {"state": "not there yet", "file": str(path.absolute())}
+        above = advice_above(settings.url)
+        return facts, [Finding(f"There is no ledger at {path.absolute()}.", above or advice)], OK
     try:
         if is_server(settings.url) and not server_has_ledger(settings.url):
             advice = (

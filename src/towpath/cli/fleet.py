@@ -13,9 +13,10 @@ from towpath.cli.output import format_span, format_time, print_result, table
 from towpath.cli.targets import existing_url
 from towpath.cli.values import Span, now
 from towpath.errors import InvalidInput
+from towpath.fleet import KEY, WorkerView, decoded, workers_of
 
 if TYPE_CHECKING:
-    from towpath.operations.workers import Workers, WorkerView
+    from towpath.operations.workers import Workers
 
 
 @click.group("workers", cls=CliGroup)
@@ -43,8 +44,8 @@ def list_workers(session: Session, /) -> int:
 
     Each worker as of its last heartbeat, which is at most ten seconds old.
     """
-    with _open_workers(session) as fleet:
-        found, paused = fleet.list(), fleet.paused()
+    with session.ledger() as ledger:
+        found, paused = workers_of(ledger), decoded(ledger.note(KEY)).paused
     print_result(
         session.json,
         {"workers": [_data(each) for each in found], "paused": paused},
@@ -146,7 +147,7 @@ def _open_lanes(session: Session, name: str = "") -> Iterator[Lanes]:
 
     with App(existing_url(session.url)) as app:
         try:
-            yield app.lanes
+            yield app.workers.lanes
         except InvalidInput as error:
             if error.details["field"] != "lane":
                 raise
@@ -326,7 +327,7 @@ def close_one(session: Session, /, name: str) -> int:
 @click.argument("name")
 @pass_session
 def reset_one(session: Session, /, name: str) -> int:
-    """Close a breaker and delete it. A worker whose tasks use it creates it again when it starts."""
+    """Close a breaker and delete it. A worker with tasks that use it creates it again when it starts."""
     with _open_app(session, name) as app:
         app.breakers.reset(name)
     print_result(session.json, {"name": name, "reset": True}, f"{name} is deleted")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 import msgspec
 
-from towpath import Job, Ledger, Query, Selector, State, commands
+from towpath import Ledger, State, commands
 from towpath.cli.base import (
     OK,
     REFUSED,
@@ -23,21 +23,22 @@ from towpath.cli.base import (
     pass_session,
     print_stderr,
 )
+from towpath.cli.debug import debug_job
 from towpath.cli.messages import apply_one
 from towpath.cli.output import (
+    attempt_data,
     format_age,
-    format_body,
-    format_pairs,
-    format_span,
+    format_job,
     format_time,
     job_data,
     print_result,
+    shown_id,
     table,
 )
+from towpath.cli.targets import find_job, find_jobs, known_group
 from towpath.cli.values import Header, Moment, now
-from towpath.errors import UnknownJob
+from towpath.commands import Job, Query, Selector
 from towpath.fleet import explained
-from towpath.settings import resolve
 
 STATES = click.Choice([state.value for state in State])
 
@@ -60,11 +61,12 @@ class JobSelection(msgspec.Struct, frozen=True, kw_only=True):
     def by_id(self) -> bool:
         return bool(self.ids)
 
-    def selector(self, states: Sequence[State] = ()) -> Selector:
-        given = {name: getattr(self, name) for name in ("queue", "part", "kind", "group", "key")}
-        given |= {"created_before": self.created_before, "finished_before": self.finished_before}
-        chosen = tuple(State(state) for state in self.state) or tuple(states)
-        by_field = any(value is not None for value in given.values())
+    def _fields(self) -> dict[str, Any]:
+        names = ("queue", "part", "kind", "group", "key", "created_before", "finished_before")
+        return {name: getattr(self, name) for name in names}
+
+    def check(self) -> None:
+        by_field = any(value is not None for value in self._fields().values())
         if not (self.ids or self.everything or self.state or by_field):
             raise click.UsageError(
                 "Select jobs: ids, or --queue, --kind and similar options, or --all.",
@@ -72,7 +74,16 @@ class JobSelection(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.ids and (self.everything or by_field):
             raise click.UsageError("Use either ids or selectors, not both.", click.get_current_context())
-        return Selector(ids=self.ids, states=() if self.ids else chosen or tuple(State), **given)
+
+    def resolved(self, ledger: Ledger) -> JobSelection:
+        """The same with whole ids. Raises if a job or the queue does not exist."""
+        require_queue(ledger, self.queue)
+        group = None if self.group is None else known_group(ledger, self.group)
+        return msgspec.structs.replace(self, ids=tuple(find_jobs(ledger, self.ids)), group=group)
+
+    def selector(self, states: Sequence[State] = ()) -> Selector:
+        chosen = tuple(State(state) for state in self.state) or tuple(states)
+        return Selector(ids=self.ids, states=() if self.ids else chosen or tuple(State), **self._fields())
 
     def describe(self, which: str) -> str:
         """The selection as text; `which` names the states that the command is about."""
@@ -110,18 +121,6 @@ def selectors(states: bool = True) -> Callable[[F], F]:
             click.option("--state", type=STATES, multiple=True, help="State. Repeatable."),
         )
     return combine(*chosen, click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation."))
-
-
-def require_jobs(ledger: Ledger, ids: Sequence[str]) -> None:
-    """Raise before any change if an id is unknown, so that a mistyped id causes no partial change."""
-    unknown = [id for id in ids if ledger.get(id) is None]
-    if len(unknown) == 1:
-        raise UnknownJob(id=unknown[0])
-    if unknown:
-        raise not_found(
-            f"There are no jobs {join_names(unknown)}; nothing was changed.",
-            "`towpath jobs list` lists the jobs.",
-        )
 
 
 def require_queue(ledger: Ledger, queue: str | None) -> None:
@@ -188,6 +187,14 @@ def jobs() -> None:
     """List, show, explain, retry, cancel and delete jobs."""
 
 
+paging_options = combine(
+    click.option(
+        "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Maximum number of jobs."
+    ),
+    click.option("--page", help="Continue from here: `next` of an earlier result."),
+)
+
+
 class JobListOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `jobs list`."""
 
@@ -230,39 +237,42 @@ class JobListOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--since", type=Moment(past=True), help="Created since a time, or within a span such as 2h.")
 @click.option("--until", type=Moment(past=True), help="Created before a time, or longer ago than a span.")
 @click.option("--oldest-first", is_flag=True, help="Oldest first. Default: newest first.")
-@click.option(
-    "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Maximum number of jobs."
-)
-@click.option("--page", help="Continue from here: `next` of an earlier result.")
+@paging_options
 @pass_session
 def list_jobs(session: Session, /, **options: Any) -> int:
     """List jobs, newest first."""
     return run_list(session, JobListOptions(**options))
 
 
-def run_list(session: Session, wanted: JobListOptions) -> int:
+def run_list(
+    session: Session,
+    wanted: JobListOptions,
+    data_of: Callable[[Job], dict[str, Any]] = job_data,
+    table_of: Callable[[tuple[Job, ...]], object] | None = None,
+) -> int:
     with session.ledger() as ledger:
         require_queue(ledger, wanted.queue)
+        if wanted.group is not None:
+            wanted = msgspec.structs.replace(wanted, group=known_group(ledger, wanted.group))
         page = ledger.find(wanted.query(bodies=True))
-    data = {"jobs": [job_data(job) for job in page.jobs], "next": page.next}
-    print_result(session.json, data, lambda: _table(page.jobs))
+    data = {"jobs": [data_of(job) for job in page.jobs], "next": page.next}
+    print_result(session.json, data, lambda: (table_of or _table)(page.jobs) if page.jobs else None)
+    if not page.jobs and not session.json:
+        print_stderr(["No job matches."])
     if page.next is not None and not session.json:
         print_stderr([f"More jobs: add --page {page.next}"])
     return OK
 
 
 def _table(found: tuple[Job, ...]) -> object:
-    if not found:
-        print_stderr(["No job matches."])
-        return None
     at = now()
     return table(COLUMNS, [_row(job, at) for job in found], numbers=("attempts", "age"))
 
 
 def _row(job: Job, at: int) -> tuple[object, ...]:
-    attempts, error = f"{job.attempts}/{job.max_attempts}", (job.error or "").partition("\n")[0][:60]
+    attempts, error = f"{job.attempts_used}/{job.max_attempts}", (job.error or "").partition("\n")[0][:60]
     return (
-        job.id,
+        shown_id(job),
         job.queue,
         job.kind or None,
         job.state,
@@ -279,59 +289,13 @@ def _row(job: Job, at: int) -> tuple[object, ...]:
 def show_job(session: Session, /, id: str) -> int:
     """Show everything that is stored about one job."""
     with session.ledger() as ledger:
-        job = _get(ledger, id)
-        why = explained(ledger, id, now()).sentence
-    print_result(session.json, {**job_data(job), "explanation": why}, lambda: _format_job(job, why))
+        id = find_job(ledger, id).id
+        job, why = ledger.get(id), explained(ledger, id, now()).sentence
+        history = ledger.attempts(id)
+    assert job is not None
+    data = {**job_data(job), "explanation": why, "history": [attempt_data(end) for end in history]}
+    print_result(session.json, data, lambda: format_job(job, why, history))
     return OK
-
-
-def _get(ledger: Ledger, id: str) -> Job:
-    job = ledger.get(id)
-    if job is None:
-        raise UnknownJob(id=id)
-    return job
-
-
-def _with_name(priority: int) -> str:
-    aliases = [name for name, number in resolve().priorities.items() if number == priority]
-    return f"{priority} ({', '.join(aliases)})" if aliases else str(priority)
-
-
-def _format_job(job: Job, why: str) -> list[str]:
-    values: dict[str, object] = {
-        "id": job.id,
-        "queue": job.queue + (f", part {job.part}" if job.part else ""),
-        "kind": job.kind or None,
-        "state": f"{job.state} ({job.reason})" if job.reason else job.state,
-        "why": why.partition(": ")[2],
-        "attempts": f"{job.attempts} of {job.max_attempts}, {job.failures} failed, {job.losses} lost",
-        "priority": _with_name(job.priority),
-        "created": format_time(job.created_at),
-        "ready": format_time(job.ready_at),
-        "started": format_time(job.started_at),
-        "finished": format_time(job.finished_at),
-        "fence": job.fence,
-    }
-    took = job.finished_at - job.started_at if job.finished_at and job.started_at else None
-    extra: dict[str, object] = {
-        "took": None if took is None else format_span(took),
-        "owner": job.owner,
-        "lease until": format_time(job.lease_until),
-        "expires": format_time(job.expires_at),
-        "deleted": format_time(job.purge_at),
-        "group": job.group,
-        "parent": job.parent,
-        "key": None if job.key is None else f"{job.key} ({job.key_policy})",
-        "correlation": job.correlation_id,
-        "progress": None
-        if job.progress_done is None
-        else f"{job.progress_done} of {job.progress_total or '?'}",
-        "headers": ", ".join(f"{name}={value}" for name, value in job.headers.items()) or None,
-        "payload": format_body(job.payload),
-        "result": None if job.result is None else format_body(job.result),
-        "error": job.error,
-    }
-    return format_pairs(values | {name: value for name, value in extra.items() if value is not None})
 
 
 @jobs.command("explain")
@@ -340,7 +304,7 @@ def _format_job(job: Job, why: str) -> list[str]:
 def explain(session: Session, /, id: str) -> int:
     """Explain in one sentence why a job does not run."""
     with session.ledger() as ledger:
-        found = explained(ledger, id, now())
+        found = explained(ledger, find_job(ledger, id).id, now())
     data = {
         "id": found.id,
         "gate": found.gate,
@@ -365,14 +329,12 @@ def retry(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any) 
 
 
 def run_retry(session: Session, where: JobSelection, yes: bool, states: tuple[State, ...]) -> int:
-    selector = where.selector(states)
+    where.check()
     with session.ledger() as ledger:
-        if where.by_id:
-            require_jobs(ledger, where.ids)
-        else:
-            require_queue(ledger, where.queue)
+        where = where.resolved(ledger)
+        if not where.by_id:
             confirm(f"This retries {where.describe(' or '.join(states))}.", yes)
-        data, code = revive_matching(ledger, selector)
+        data, code = revive_matching(ledger, where.selector(states))
     print_result(session.json, data, describe_revived(data))
     return code
 
@@ -388,17 +350,14 @@ def cancel(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any)
     finished."""
     where = JobSelection(ids=ids, **options)
     unfinished = tuple(state for state in State if state not in FINISHED)
-    selector = where.selector(unfinished)
-    over: list[dict[str, Any]] = []
+    where.check()
     with session.ledger() as ledger:
-        if where.by_id:
-            require_jobs(ledger, where.ids)
-            states = {id: job.state for id in where.ids if (job := ledger.get(id)) is not None}
-            over = [{"id": id, "state": state} for id, state in states.items() if state in FINISHED]
-        else:
-            require_queue(ledger, where.queue)
+        where = where.resolved(ledger)
+        named = ledger.get_many(where.ids, bodies=False)
+        over = [{"id": id, "state": named[id].state} for id in where.ids if named[id].state in FINISHED]
+        if not where.by_id:
             confirm(f"This cancels {where.describe('unfinished')}.", yes)
-        data = {**cancel_matching(ledger, selector), "finished": over}
+        data = {**cancel_matching(ledger, where.selector(unfinished)), "finished": over}
     lines = [f"{data['canceled']} canceled, {data['requested']} running jobs requested to stop"]
     print_result(session.json, data, [*lines, *(f"{each['id']} is already {each['state']}" for each in over)])
     return REFUSED if any(each["state"] != State.CANCELED for each in over) else OK
@@ -417,21 +376,19 @@ def purge(session: Session, /, ids: tuple[str, ...], yes: bool, **options: Any) 
 
 
 def run_purge(session: Session, where: JobSelection, yes: bool, states: tuple[State, ...]) -> int:
-    selector = where.selector(states)
-    left: list[str] = []
+    where.check()
     with session.ledger() as ledger:
-        if where.by_id:
-            require_jobs(ledger, where.ids)
-        else:
-            require_queue(ledger, where.queue)
+        where = where.resolved(ledger)
         what = f"{len(where.ids)} jobs" if where.by_id else where.describe(" or ".join(states))
         confirm(f"This deletes {what} for good.", yes)
-        data = purge_matching(ledger, selector)
+        data = purge_matching(ledger, where.selector(states))
         left = [id for id in where.ids if ledger.get(id) is not None]
     lines = [f"{data['purged']} deleted", *(f"{id} is not finished: cancel it first" for id in left)]
     print_result(session.json, {**data, "unfinished": left}, lines)
     return REFUSED if left else OK
 
+
+jobs.add_command(debug_job)
 
 FAILED = (State.FAILED,)
 
@@ -446,10 +403,7 @@ def dead() -> None:
 @click.option("--queue", help="Queue, or pattern with *.")
 @click.option("--kind", help="Kind (task name).")
 @click.option("--since", type=Moment(past=True), help="Created since a time, or within a span such as 2h.")
-@click.option(
-    "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Maximum number of jobs."
-)
-@click.option("--page", help="Continue from here: `next` of an earlier result.")
+@paging_options
 @pass_session
 def list_dead(session: Session, /, **options: Any) -> int:
     """List failed jobs with their errors, newest first."""
@@ -485,12 +439,13 @@ def purge_dead(session: Session, /, ids: tuple[str, ...], yes: bool, **options: 
 
 def _dead_selection(session: Session, ids: tuple[str, ...], options: dict[str, Any]) -> JobSelection:
     """The selection of `dead retry` and `dead purge`. An id that is not a dead letter is an error."""
-    if ids:
+    where = JobSelection(ids=ids, **options)
+    where.check()
+    if where.by_id:
         with session.ledger() as ledger:
-            for id in ids:
-                job = ledger.get(id)
-                if job is not None and job.state is not State.FAILED:
+            for id, job in find_jobs(ledger, ids).items():
+                if job.state is not State.FAILED:
                     raise bad_input(
                         f"Job {id} is {job.state}, not a dead letter.", f"See `towpath jobs show {id}`."
                     )
-    return JobSelection(ids=ids, **options)
+    return where

@@ -13,7 +13,8 @@ import click
 from towpath import Ledger
 from towpath.cli.base import OK, REFUSED, CliGroup, Failure, Session, command, join_names, pass_session
 from towpath.cli.output import print_result
-from towpath.cli.targets import existing_url, usable_url, without_password
+from towpath.cli.targets import existing_url, usable_url
+from towpath.escapes import without_password
 
 
 @command("backup")
@@ -126,12 +127,11 @@ def vacuum(session: Session, /) -> int:
 
     url = existing_url(session.url)
     freed = maintenance.vacuum(url)
-    print_result(
-        session.json,
-        freed,
-        f"{without_password(url)}: "
-        + ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in freed.items()),
-    )
+    if "bytes_before" in freed:
+        done = f"{freed['bytes']:,} bytes, before {freed['bytes_before']:,}"
+    else:
+        done = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in freed.items())
+    print_result(session.json, freed, f"{without_password(url)}: {done}")
     return OK
 
 
@@ -151,7 +151,7 @@ def copy(session: Session, /, source: str, target: str, force: bool) -> int:
     from towpath.operations import maintenance
 
     usable_url(target)
-    busy = maintenance.occupants(existing_url(source))
+    busy = maintenance.active_users(existing_url(source))
     if busy and not force:
         step = (
             "End the workers with `towpath workers drain`; leases of killed workers expire by themselves. "

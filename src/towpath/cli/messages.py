@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from towpath import After, ClaimedJob, Key, KeyPolicy, Ledger, Spec, State, commands, new_id
+from towpath import After, Ledger, commands, new_id
 from towpath.cli.base import (
     NOT_FOUND,
     OK,
     REFUSED,
     Failure,
     Session,
-    bad_input,
     combine,
     command,
     join_names,
@@ -27,10 +26,16 @@ from towpath.cli.base import (
     print_stderr,
 )
 from towpath.cli.output import decode_body, format_body, format_pairs, format_time, print_result
-from towpath.cli.targets import load_app
-from towpath.cli.values import Header, Json, Moment, Priority, Receipt, ReceiptType, Span
-from towpath.errors import InvalidInput, LostClaim, Refused, UnknownJob
+from towpath.cli.targets import find_job, find_task, include_option, known_group, known_job, load_app
+from towpath.cli.values import Header, Json, Moment, Priority, ReceiptType, Span
+from towpath.commands import ClaimedJob, Key, KeyPolicy, Spec
+from towpath.errors import InvalidInput, LostClaim, Refused
+from towpath.queues import receipts
+from towpath.queues.receipts import Receipt
 from towpath.settings import resolve
+
+if TYPE_CHECKING:
+    from towpath.app import App
 
 CONFLICTS = {"keep": KeyPolicy.UNIQUE, "replace": KeyPolicy.REPLACE, "serial": KeyPolicy.SERIAL}
 
@@ -56,10 +61,12 @@ class SpecOptions(msgspec.Struct, frozen=True, kw_only=True):
     group: str | None = None
 
     def __post_init__(self) -> None:
+        if self.delay is not None and self.at is not None:
+            message = "--delay and --at exclude each other: give one of them."
+            raise InvalidInput(field="--at", value=self.at, expected="left out", message=message)
         if self.key is None and (self.on_conflict is not None or self.window is not None):
-            raise InvalidInput(
-                field="--on-conflict and --window", value="without --key", expected="--key as well"
-            )
+            message = "--on-conflict and --window need --key: they apply to messages with the same key."
+            raise InvalidInput(field="--key", value=None, expected="a key", message=message)
 
     def fields(self) -> dict[str, Any]:
         """The given options as fields of a `Spec`."""
@@ -134,6 +141,11 @@ spec_options = combine(
 def append(ledger: Ledger, spec: Spec) -> dict[str, Any]:
     """Append one job and return its id. `new` is false if its id or key was taken; `id` is then the id of the
     existing job."""
+    spec = msgspec.structs.replace(
+        spec,
+        after=tuple(After(known_job(ledger, each.id)) for each in spec.after),
+        group=None if spec.group is None else known_group(ledger, spec.group),
+    )
     before = ledger.get(spec.id) is not None
     answer = apply_one(ledger, commands.Append((spec,)))
     assert isinstance(answer, commands.Appended)
@@ -167,16 +179,27 @@ def apply_one(ledger: Ledger, command: commands.Command) -> commands.Result:
 @click.option(
     "--app", "target", metavar="MODULE:APP", help="Check KIND and arguments against the tasks of this app."
 )
+@include_option
 @spec_options
 @pass_session
 def enqueue(
-    session: Session, /, kind: str, arguments: bytes, queue: str | None, target: str | None, **options: Any
+    session: Session,
+    /,
+    kind: str,
+    arguments: bytes,
+    queue: str | None,
+    target: str | None,
+    include: tuple[str, ...],
+    **options: Any,
 ) -> int:
     """Enqueue a job for the task KIND. Without --app the existence of the task is not checked, and --queue is
     required."""
     wanted = SpecOptions(**options)
     if target is not None:
-        placed = _append_by_task(session, target, kind, arguments, wanted.call_options(queue))
+        app = load_app(target, session.url, include)
+        placed = _append_by_task(app, target, kind, arguments, wanted.call_options(queue))
+    elif include:
+        raise click.UsageError("--include needs --app.", click.get_current_context())
     elif queue is None:
         raise click.UsageError(
             "Missing option '--queue' (or '--app', which defines the task's queue).",
@@ -191,18 +214,11 @@ def enqueue(
 
 
 def _append_by_task(
-    session: Session, target: str, kind: str, arguments: bytes, options: dict[str, Any]
+    app: App, target: str, kind: str, arguments: bytes, options: dict[str, Any]
 ) -> dict[str, Any]:
     """Append the job that the task itself would enqueue: its queue, options and key. Its signature checks the
     arguments."""
-    app = load_app(target, session.url)
-    task = app.tasks.get(kind)
-    if task is None:
-        known = sorted(app.tasks)
-        # The default name of a task is module.function; users often type the function alone.
-        close = [name for name in known if name.rpartition(".")[2] == kind]
-        guess = f"Did you mean {close[0]}? " if len(close) == 1 else ""
-        raise bad_input(f"{target} has no task {kind}.", f"{guess}Tasks: {join_names(known)}")
+    task = find_task(app, target, kind)
     args, kwargs = task.codec.decode(arguments)
     spec = task.options(**options).spec_for(args, kwargs)
     with app:
@@ -298,7 +314,7 @@ def _explain_empty(ledger: Ledger, queue: str, as_json: bool) -> None:
 
 
 def _show_claim(session: Session, claim: ClaimedJob) -> None:
-    job, receipt = claim.job, f"{claim.id}:{claim.fence}"
+    job, receipt = claim.job, str(Receipt.of(claim))
     value, encoding = decode_body(job.payload, job.content_type)
     data = {
         "id": job.id,
@@ -334,8 +350,7 @@ def _show_claim(session: Session, claim: ClaimedJob) -> None:
 @pass_session
 def ack(session: Session, /, receipt: Receipt, result: bytes | None) -> int:
     """Mark a message as done. The note of `Message.state` is deleted in the same transaction."""
-    note = commands.Note(key=f"state/{receipt.id}", value=None)
-    return _settle(session, commands.Settle(receipt.id, receipt.fence, commands.Done(result), notes=(note,)))
+    return _settle(session, receipt, lambda found: receipts.ack(found, result))
 
 
 @command("nack")
@@ -346,21 +361,23 @@ def ack(session: Session, /, receipt: Receipt, result: bytes | None) -> int:
 @pass_session
 def nack(session: Session, /, receipt: Receipt, delay: int, reason: str | None, defer: bool) -> int:
     """Return a message to its queue. After --max-attempts failures it becomes a dead letter."""
-    outcome: commands.Outcome = (
-        commands.SnoozeOutcome(delay) if defer else commands.RetryOutcome(delay, reason)
-    )
-    return _settle(session, commands.Settle(receipt.id, receipt.fence, outcome))
+    return _settle(session, receipt, lambda found: receipts.nack(found, delay, reason, defer))
 
 
-def _settle(session: Session, settle: commands.Settle) -> int:
+def _settle(session: Session, receipt: Receipt, make: Callable[[Receipt], commands.Settle]) -> int:
     with session.ledger() as ledger:
-        _require_job(ledger, settle.id)
-        answer = apply_one(ledger, settle)
+        command = make(Receipt(find_job(ledger, receipt.id).id, receipt.fence))
+        answer = apply_one(ledger, command)
     assert isinstance(answer, commands.Settled)
-    # A used receipt returns the first result again, which may differ from the outcome requested now.
-    if (answer.state is State.DONE) is not isinstance(settle.outcome, commands.Done):
+    try:
+        receipts.settled(command, answer)
+    except LostClaim:
         step = "Each delivery has its own receipt. `towpath jobs show` shows the state of the message."
-        raise Failure(f"This receipt was used before; the message became {answer.state}.", REFUSED, step)
+        raise Failure(
+            f"This delivery was {receipts.outcome_of(answer)} already; the message became {answer.state}.",
+            REFUSED,
+            step,
+        ) from None
     print_result(session.json, {"id": answer.id, "state": answer.state}, f"{answer.id} is {answer.state}")
     return OK
 
@@ -371,20 +388,12 @@ def _settle(session: Session, settle: commands.Settle) -> int:
 @pass_session
 def extend(session: Session, /, receipt: Receipt, span: int) -> int:
     """Extend the lease of a message to SECONDS from now."""
-    renew = commands.Renew(((receipt.id, receipt.fence),), span)
     with session.ledger() as ledger:
-        _require_job(ledger, receipt.id)
-        answer = apply_one(ledger, renew)
-    assert isinstance(answer, commands.Renewed)
-    if answer.lost:
-        raise LostClaim(id=receipt.id, fence=receipt.fence)
+        id = find_job(ledger, receipt.id).id
+        held = Receipt(id, receipt.fence)
+        answer = receipts.extended(held, apply_one(ledger, receipts.extend(held, span)))
     asked = next((reason for _, reason in answer.cancel), None)
-    data = {"id": receipt.id, "lease_until": format_time(answer.until), "cancel_requested": asked}
+    data = {"id": id, "lease_until": format_time(answer.until), "cancel_requested": asked}
     stop = f"; cancellation was requested ({asked})" if asked else ""
-    print_result(session.json, data, f"{receipt.id} is leased until {format_time(answer.until)}{stop}")
+    print_result(session.json, data, f"{id} is leased until {format_time(answer.until)}{stop}")
     return OK
-
-
-def _require_job(ledger: Ledger, id: str) -> None:
-    if ledger.get(id) is None:
-        raise UnknownJob(id=id)

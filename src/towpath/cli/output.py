@@ -4,22 +4,26 @@ tables."""
 from __future__ import annotations
 
 import base64
+import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import msgspec
 
-from towpath import Job, Rate
+from towpath import Rate
+from towpath.commands import AttemptRecord, Job, utc
 from towpath.escapes import escape, escape_json
+from towpath.settings import resolve
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 MAX_NAME = 40
-"""Width of the names in `format_pairs`. A longer name is not cut; its value moves to the right."""
+"""Characters of a name in `format_pairs`. A longer name is not cut; its value moves to the right."""
 _SPANS = ("timeout", "retention", "lease_len")
 _BODIES = ("payload", "result", "cursor")
 
@@ -38,9 +42,27 @@ def print_result(as_json: bool, data: object, text: str | list[str] | Callable[[
         return
     shown = text() if callable(text) else text
     if isinstance(shown, str | list):
-        click.echo("\n".join(map(escape, [shown] if isinstance(shown, str) else shown)))
+        lines = map(escape, [shown] if isinstance(shown, str) else shown)
+        click.echo("\n".join(map(_coloured, lines) if has_colours() else lines))
     elif shown is not None:
         console().print(shown)
+
+
+def has_colours() -> bool:
+    """True on a terminal, unless NO_COLOR is set."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _coloured(line: str) -> str:
+    """A line of `format_pairs` with the name `state`: the state in its colour."""
+    found = re.match(r"(state +)(\w+)", line)
+    style = STYLES.get(found[2]) if found else None
+    if found is None or style is None:
+        return line
+    words = style.split()
+    colour = next((word for word in words if word not in ("bold", "dim")), None)
+    state = click.style(found[2], fg=colour, bold="bold" in words or None, dim="dim" in words or None)
+    return found[1] + state + line[found.end() :]
 
 
 def console() -> Console:
@@ -58,11 +80,46 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Seq
     if not sys.stdout.isatty():
         return Text(_plain_columns(columns, rows, numbers))
     made = Table(box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        made.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*(Text(_cell(value)) for value in row))
+    lines = [
+        [(_cell(value), _style(column, value)) for column, value in zip(columns, row, strict=True)]
+        for row in rows
+    ]
+    for number, column in enumerate(columns):
+        side: Literal["left", "right"] = "right" if column in numbers else "left"
+        is_whole = column in WHOLE and all(len(line[number][0]) <= MAX_NAME for line in lines)
+        made.add_column(column, justify=side, overflow="fold", no_wrap=is_whole)
+    for line in lines:
+        made.add_row(*(Text(text, style=style) for text, style in line))
     return made
+
+
+WHOLE = ("id", "job", "state")
+"""Columns of unbroken cells, unless one is longer than `MAX_NAME`."""
+STYLES: Mapping[str, str] = {
+    "done": "green",
+    "failed": "bold red",
+    "canceled": "dim",
+    "running": "cyan",
+    "scheduled": "yellow",
+    "blocked": "magenta",
+    "paused": "yellow",
+    "draining": "yellow",
+    "aborting": "yellow",
+    "open": "yellow",
+}
+"""The style of a state. The other states have none."""
+
+
+def _style(column: str, value: object) -> str:
+    """In the column `state` the style of the state. A column with the name of a state has numbers of jobs;
+    numbers above 0 have its style."""
+    name = str(value) if column == "state" else column if isinstance(value, int) and value else ""
+    return STYLES.get(name, "")
+
+
+def shown_id(job: Job) -> str:
+    """The id in a table: the short id on a terminal, and the whole id in a pipe, for other programs."""
+    return job.short_id if sys.stdout.isatty() else job.id
 
 
 def _plain_columns(columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[str]) -> str:
@@ -97,16 +154,12 @@ def _text(value: object) -> str:
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
-def format_time(at: int | None) -> str | None:
-    """A ledger time as ISO 8601."""
+def format_time(at: int | datetime | None) -> str | None:
+    """A time as ISO 8601."""
     if at is None:
         return None
-    return (
-        datetime.fromtimestamp(at // 1_000_000, UTC)
-        .replace(microsecond=at % 1_000_000)
-        .isoformat()
-        .replace("+00:00", "Z")
-    )
+    moment = at if isinstance(at, datetime) else utc(at)
+    return moment.isoformat().replace("+00:00", "Z")
 
 
 def to_seconds(span: int | None) -> float | None:
@@ -174,4 +227,84 @@ def job_data(job: Job, bodies: bool = True) -> dict[str, Any]:
             data[name] = to_seconds(value)
         elif bodies or name not in ("headers", "error"):
             data[name] = value
+    data["short_id"] = job.short_id
     return data
+
+
+def _with_name(priority: int) -> str:
+    aliases = [name for name, number in resolve().priorities.items() if number == priority]
+    return f"{priority} ({', '.join(aliases)})" if aliases else str(priority)
+
+
+def _format_attempts(job: Job) -> str:
+    runs = f"; started {job.attempts} times" if job.attempts > job.attempts_used else ""
+    used = f"{job.attempts_used} of {job.max_attempts}"
+    return f"{used}, {job.failures} failed, {job.losses} lost{runs}"
+
+
+def attempt_data(end: AttemptRecord) -> dict[str, Any]:
+    """An attempt of a job's history as JSON data."""
+    return {
+        "number": end.number,
+        "counted": end.counted,
+        "outcome": end.outcome,
+        "started_at": format_time(end.started_at),
+        "ended_at": format_time(end.ended_at),
+        "worker": end.owner,
+        "error": end.error,
+    }
+
+
+def _format_history(history: Sequence[AttemptRecord]) -> str | None:
+    rows = [
+        (
+            end.number if end.counted else None,
+            end.outcome,
+            format_time(end.started_at),
+            format_span(end.ended_at - end.started_at),
+            end.owner,
+            (end.error or "").partition("\n")[0][:60] or None,
+        )
+        for end in history
+    ]
+    columns = ("attempt", "outcome", "started", "took", "worker", "error")
+    return _plain_columns(columns, rows, ("attempt", "took")) if rows else None
+
+
+def format_job(job: Job, why: str, history: Sequence[AttemptRecord]) -> list[str]:
+    """Everything about a job for people, one line per field and per attempt."""
+    values: dict[str, object] = {
+        "id": job.id if job.short_id == job.id else f"{job.id} ({job.short_id})",
+        "queue": job.queue + (f", part {job.part}" if job.part else ""),
+        "kind": job.kind or None,
+        "state": f"{job.state} ({job.reason})" if job.reason else job.state,
+        "why": why.partition(": ")[2],
+        "attempts": _format_attempts(job),
+        "priority": _with_name(job.priority),
+        "created": format_time(job.created_at),
+        "ready": format_time(job.ready_at),
+        "started": format_time(job.started_at),
+        "finished": format_time(job.finished_at),
+        "fence": job.fence,
+    }
+    took = job.finished_at - job.started_at if job.finished_at and job.started_at else None
+    extra: dict[str, object] = {
+        "took": None if took is None else format_span(took),
+        "owner": job.owner,
+        "lease until": format_time(job.lease_until),
+        "expires": format_time(job.expires_at),
+        "deleted": format_time(job.purge_at),
+        "group": job.group,
+        "parent": job.parent,
+        "key": None if job.key is None else f"{job.key} ({job.key_policy})",
+        "correlation": job.correlation_id,
+        "progress": None
+        if job.progress_done is None
+        else f"{job.progress_done} of {job.progress_total or '?'}",
+        "headers": ", ".join(f"{name}={value}" for name, value in job.headers.items()) or None,
+        "payload": format_body(job.payload),
+        "result": None if job.result is None else format_body(job.result),
+        "error": job.error,
+        "history": _format_history(history),
+    }
+    return format_pairs(values | {name: value for name, value in extra.items() if value is not None})

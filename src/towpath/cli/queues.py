@@ -1,4 +1,4 @@
-"""`queues`, `parts` and `groups`: list them, pause and resume them, set their limits."""
+"""`queues` and `parts`: list them, pause and resume them, set their limits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ from typing import Any
 import click
 from msgspec import UNSET
 
-from towpath import Ledger, PartView, QueueView, Rate, commands
-from towpath.cli.base import OK, REFUSED, CliGroup, Session, combine, join_names, not_found, pass_session
+from towpath import Ledger, Rate, commands
+from towpath.cli.base import (
+    OK,
+    CliGroup,
+    Session,
+    combine,
+    join_names,
+    not_found,
+    pass_session,
+)
 from towpath.cli.jobs import require_queue
 from towpath.cli.messages import apply_one
 from towpath.cli.output import (
@@ -23,8 +31,7 @@ from towpath.cli.output import (
 )
 from towpath.cli.stats import queue_counts
 from towpath.cli.values import NONE, Moment, RateType, Span, Whole, now
-from towpath.commands import GroupState
-from towpath.errors import UnknownGroup
+from towpath.commands import PartView, QueueView, micros
 from towpath.queues.queue import check_depth, warn_depths, write_depth
 
 
@@ -154,6 +161,51 @@ def _queue_table(views: list[QueueView], depths: dict[str, int]) -> object:
         )
         rows.append((view.name, view.counts.waiting, view.counts.running, view.paused, *limits, view.why))
     return table(columns, rows, numbers=("waiting", "running", "capacity", "warn at", "cap", "keep"))
+
+
+@queues.command("show")
+@click.argument("queue")
+@pass_session
+def show_queue(session: Session, /, queue: str) -> int:
+    """Show the counts, limits and parts of a queue.
+
+    Also the age of the oldest ready job and the reason of a pause. Parts with ready or running jobs, or with
+    their own limits."""
+    with session.ledger() as ledger:
+        _known_queue(ledger, queue)
+        data = _read_queue_data(ledger, queue)
+        views = sorted(ledger.parts(queue).items())
+
+    def text() -> object:
+        facts = {**data, "retention": _span(data["retention"])}
+        age = _span(facts.pop("oldest_ready_seconds"))
+        facts["oldest_ready"] = age and f"{age} ago"
+        shown = {name.replace("_", " "): value for name, value in facts.items() if value is not None}
+        lines = list(format_pairs(shown))
+        lines += [f"part {view.name}: {_part_line(view)}" for _, view in views[:MAX_PARTS]]
+        more = len(views) - MAX_PARTS
+        return [*lines, f"{more} more parts: `towpath parts list {queue}`"] if more > 0 else lines
+
+    print_result(session.json, {**data, "parts": [part_data(view) for _, view in views]}, text)
+    return OK
+
+
+MAX_PARTS = 20
+"""Parts that `queues show` prints."""
+
+
+def _span(seconds: float | None) -> str | None:
+    return None if seconds is None else format_span(micros(seconds))
+
+
+def _part_line(view: PartView) -> str:
+    data = part_data(view)
+    limits = [f"{name.replace('_', ' ')} {data[name]}" for name in _PART_LIMITS if data[name] is not None]
+    paused = ["paused" + (f" ({view.why})" if view.why else "")] if view.paused else []
+    return ", ".join([f"{view.ready} ready", f"{view.running} running", *paused, *limits])
+
+
+_PART_LIMITS = ("capacity", "append_rate", "cap", "rate", "weight", "not_before")
 
 
 @queues.command("pause")
@@ -334,58 +386,3 @@ def _set_part(session: Session, command: commands.SetPart, became: str, known: b
         apply_one(ledger, command)
         data = part_data(ledger.parts(command.queue)[command.part])
     return _print_settings(session.json, data, f"part {command.part} of {command.queue} {became}")
-
-
-@click.group("groups", cls=CliGroup)
-def groups() -> None:
-    """Show, pause and resume groups of jobs."""
-
-
-@groups.command("pause")
-@click.argument("id")
-@click.option("--why", help="Reason, shown by `explain`.")
-@pass_session
-def pause_group(session: Session, /, id: str, why: str | None) -> int:
-    """Start no job of this group until `resume`. Running jobs continue."""
-    return _set_group_state(session, commands.Unseal(id, why), "is paused", (GroupState.OPEN,))
-
-
-@groups.command("resume")
-@click.argument("id")
-@pass_session
-def resume_group(session: Session, /, id: str) -> int:
-    """Resume a paused group."""
-    return _set_group_state(session, commands.Seal(id), "is resumed", (GroupState.SEALED, GroupState.CLOSED))
-
-
-def _set_group_state(
-    session: Session, command: commands.Unseal | commands.Seal, became: str, states: tuple[GroupState, ...]
-) -> int:
-    with session.ledger() as ledger:
-        apply_one(ledger, command)
-        view = ledger.group(command.group)
-    assert view is not None
-    well = view.state in states
-    print_result(
-        session.json,
-        {"id": view.id, "state": view.state},
-        f"group {view.id} {became if well else f'stays {view.state}'}",
-    )
-    return OK if well else REFUSED
-
-
-@groups.command("show")
-@click.argument("id")
-@pass_session
-def show_group(session: Session, /, id: str) -> int:
-    """Show the state of a group and the counts of its jobs. `jobs list --group ID` lists the jobs."""
-    with session.ledger() as ledger:
-        view = ledger.group(id)
-    if view is None:
-        raise UnknownGroup(group=id)
-    data = {name: getattr(view, name) for name in view.__struct_fields__}
-    data |= {"created_at": format_time(view.created_at), "closed_at": format_time(view.closed_at)}
-    print_result(
-        session.json, data, format_pairs({name.replace("_", " "): value for name, value in data.items()})
-    )
-    return OK

@@ -64,19 +64,21 @@ def list_all(session: Session, /) -> int:
 
     with _open_app(session) as app:
         found = library.list_schedules(app.engine)
-    print_result(
-        session.json, {"schedules": [schedule_data(schedule) for schedule in found]}, lambda: _table(found)
-    )
+        workers = len(app.workers.list())
+    data = {"schedules": [schedule_data(schedule) for schedule in found]}
+    print_result(session.json, data, lambda: _table(found, workers))
     return OK
 
 
-def _table(found: list[Schedule]) -> object:
+def _table(found: list[Schedule], workers: int) -> object:
     if not found:
         return "There are no schedules. Programs declare them with @app.cron and @app.every."
     at, rows = now(), []
     for each in found:
         times = f"{each.cron} {each.tz}" if each.cron is not None else f"every {format_span(each.every)}"
-        due = "paused" if each.paused else f"in {format_span(max(0, each.next_at - at))}"
+        due = "paused" if each.paused else f"in {format_span(each.next_at - at)}"
+        if not each.paused and each.next_at <= at:
+            due = "due" if workers else "due, but no worker runs"
         rows.append(
             (each.name, times, due, format_time(each.last_at), each.spec.queue, each.spec.kind or None)
         )

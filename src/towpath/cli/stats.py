@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from typing import Any
 
 import click
 
-from towpath import Job, Ledger, Query, QueueView, State
+from towpath import Ledger, State
 from towpath.cli.base import OK, Session, command, join_names, not_found, pass_session
 from towpath.cli.output import console, format_age, print_json, print_result, table, to_seconds
 from towpath.cli.values import now
+from towpath.commands import Job, Query, QueueView
 from towpath.escapes import escape
 from towpath.fleet import WorkerView, spell_lanes, workers_of
 
@@ -120,6 +122,7 @@ class RunningJobs:
         worker = self._workers.get(job.owner or "")
         lane = None if worker is None else worker.lane_of(job.queue)
         place = {"id": job.id, "kind": job.kind, "queue": job.queue, "owner": job.owner, "lane": lane}
+        place["short_id"] = job.short_id
         return {**place, "done": done, "total": job.progress_total, "per_second": speed}
 
 
@@ -130,12 +133,12 @@ def _render(data: dict[str, Any]) -> object:
     running, parts = data["running"], [_table(data)]
     if not running:
         return parts[0]
-    rows = []
+    rows, column = [], "short_id" if sys.stdout.isatty() else "id"
     for entry in sorted(
         (entry for entry in running if entry["done"] is not None), key=lambda entry: str(entry["id"])
     )[:MAX_RUNNING_ROWS]:
         share = f"{entry['done'] / entry['total']:.0%}" if entry["total"] else "-"
-        rows.append([entry["kind"], entry["id"], entry["done"], entry["total"], share, entry["per_second"]])
+        rows.append([entry["kind"], entry[column], entry["done"], entry["total"], share, entry["per_second"]])
     if rows:
         parts.append(
             table(

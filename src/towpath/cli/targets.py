@@ -1,45 +1,38 @@
-"""Resolve a URL to a ledger and `module:app` to an App. Every failure is a `Failure` with a next step."""
+"""Resolve a URL to a ledger, `module:app` to an App, and ids to jobs and groups. Every failure is a `Failure`
+with a next step."""
 
 from __future__ import annotations
 
 import os
-import re
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
+
+import click
 
 import towpath
 from towpath import Ledger
-from towpath.cli.base import Failure, bad_input, unavailable
+from towpath.cli.base import Failure, bad_input, join_names, not_found, print_stderr, unavailable
+from towpath.commands import GroupQuery, GroupView, Job
+from towpath.errors import UnknownGroup, UnknownJob
+from towpath.escapes import without_password
+from towpath.operations.places import advice_above, file_of, is_missing, is_server, warning_above
 
 if TYPE_CHECKING:
+    from towpath import Task
     from towpath.app import App
 
-_SECRET = re.compile(r"(?<=://)([^/?@]*?:)[^?]*(?=@)|([?&](?:ssl)?password=)[^&]*")
-
-
-def file_of(url: str) -> Path | None:
-    """The file of a `sqlite:` URL."""
-    parts = urlsplit(url)
-    return Path(unquote(parts.path[1:])) if parts.scheme == "sqlite" and len(parts.path) > 1 else None
-
-
-def is_missing(path: Path) -> bool:
-    """True if a new ledger could be created there. If only a write-ahead log is left, opening the ledger
-    raises `OrphanedLog`, so False is returned."""
-    return path.parent.is_dir() and not path.exists() and not path.with_name(f"{path.name}-wal").exists()
-
-
-def is_server(url: str) -> bool:
-    return urlsplit(url).scheme in ("postgresql", "postgres")
-
-
-def without_password(url: str) -> str:
-    """The URL without its password."""
-    return _SECRET.sub(r"\1\2***", url) if is_server(url) else url
+include_option = click.option(
+    "--include",
+    multiple=True,
+    metavar="MODULE",
+    help="A module that defines tasks of the app, such as shop.tasks; shop.*.tasks for all of a package. "
+    "Repeatable.",
+)
 
 
 def resolve_url(url: str | None) -> tuple[str, str]:
@@ -51,7 +44,11 @@ def resolve_url(url: str | None) -> tuple[str, str]:
 
 
 def open_target(given: str | None, make: bool) -> Ledger:
-    return towpath.open_ledger(usable_url(given) if make else existing_url(given))
+    if not make:
+        return towpath.open_ledger(existing_url(given))
+    url = usable_url(given)
+    print_stderr([*filter(None, [warning_above(url)])])
+    return towpath.open_ledger(url)
 
 
 def usable_url(given: str | None) -> str:
@@ -61,16 +58,15 @@ def usable_url(given: str | None) -> str:
     check_slashes(url, origin)
     if urlsplit(url).scheme == "memory":
         step = "Use a file: --url sqlite:///work.db"
-        raise bad_input(
-            f"{url} (from {origin}) is in the memory of one process; the command line cannot open it.", step
-        )
+        where = f"{without_password(url)} (from {origin})"
+        raise bad_input(f"{where} is in the memory of one process; the command line cannot open it.", step)
     return url
 
 
 def check_slashes(url: str, origin: str) -> None:
     if url.startswith("sqlite:") and not url.startswith("sqlite:///"):
         step = "sqlite:///file.db is relative, sqlite:////absolute/file.db is absolute."
-        raise bad_input(f"{url} (from {origin}) has too few slashes.", step)
+        raise bad_input(f"{without_password(url)} (from {origin}) has too few slashes.", step)
 
 
 def existing_url(given: str | None) -> str:
@@ -79,7 +75,10 @@ def existing_url(given: str | None) -> str:
     path = file_of(url)
     if path is not None and is_missing(path):
         step = "Check the URL. The first `towpath put`, `towpath enqueue` or worker creates a ledger."
-        raise unavailable(f"There is no ledger at {path} ({url}, from {resolve_url(given)[1]}).", step)
+        raise unavailable(
+            f"There is no ledger at {path.absolute()} ({url}, from {resolve_url(given)[1]}).",
+            advice_above(url) or step,
+        )
     if is_server(url) and not server_has_ledger(url):
         step = (
             "Check the URL and its ?schema=. `towpath ledger migrate`, the first `towpath put` or a worker "
@@ -117,9 +116,13 @@ def load_object(target: str) -> Any:
     return found
 
 
-def load_app(target: str, url: str | None = None) -> App:
-    """Import the App `module:attribute`. `url` is used by an App without a URL; an App with another URL is an
-    error."""
+def load_app(target: str, url: str | None = None, include: Sequence[str] = ()) -> App:
+    """Import the App `module:attribute` and the modules of its tasks, from its settings and `include`.
+    `url` is used by an App without a URL; an App with another URL is an error."""
+    from towpath.operations.startup import import_included
+    from towpath.settings import included
+
+    more = included(include, "--include")
     if url is not None:
         os.environ["TOWPATH_URL"] = url
     found = load_object(target)
@@ -133,7 +136,20 @@ def load_app(target: str, url: str | None = None) -> App:
             f"{target} sets its own URL {without_password(found.engine.url)}, not {without_password(url)}.",
             "Remove --url, or remove the URL from the program.",
         )
+    import_included([*found.settings.include, *more], _module)
     return found
+
+
+def find_task(app: App, target: str, kind: str) -> Task[..., Any]:
+    """The task of this name. `target` names the app in the error."""
+    task = app.tasks.get(kind)
+    if task is None:
+        known = sorted(app.tasks)
+        # The default name of a task is module.function; users often type the function alone.
+        close = [name for name in known if name.rpartition(".")[2] == kind]
+        guess = f"Did you mean {close[0]}? " if len(close) == 1 else ""
+        raise bad_input(f"{target} has no task {kind}.", f"{guess}Tasks: {join_names(known)}")
+    return task
 
 
 def _is_app(value: object) -> TypeGuard[App]:
@@ -189,3 +205,86 @@ def module_files(target: str) -> list[Path]:
         [Path(spec.origin)] if spec is not None and spec.origin not in (None, "built-in", "frozen") else []
     )
     return [*known, stem.with_suffix(".py"), stem / "__init__.py"]
+
+
+MIN_PREFIX = 6
+"""Characters: a shorter beginning of an id denotes no group. (`Ledger.lookup` has the same rule for jobs.)"""
+MAX_CANDIDATES = 10
+"""Jobs or groups that the error about an ambiguous id lists."""
+
+
+def find_job(ledger: Ledger, text: str) -> Job:
+    """The job, without its bodies, that `text` denotes: its id, its short id, or the beginning of its id."""
+    found = ledger.lookup(text, MAX_CANDIDATES + 1)
+    if not found:
+        raise UnknownJob(id=text)
+    if len(found) > 1:
+        lines = [f"{job.short_id}  {job.id}  {job.kind or job.queue}, {job.state}" for job in found]
+        raise _ambiguous("jobs", text, [job.id for job in found], lines)
+    return found[0]
+
+
+def find_jobs(ledger: Ledger, texts: Sequence[str]) -> dict[str, Job]:
+    """The jobs that the texts denote, by id. If one is unknown or ambiguous this raises before any change, so
+    that a mistyped id causes no partial change."""
+    found: dict[str, Job] = {}
+    unknown = []
+    for text in texts:
+        try:
+            job = find_job(ledger, text)
+        except UnknownJob:
+            unknown.append(text)
+        else:
+            found[job.id] = job
+    if len(unknown) == 1:
+        raise UnknownJob(id=unknown[0])
+    if unknown:
+        raise not_found(
+            f"There are no jobs {join_names(unknown)}; nothing was changed.",
+            "`towpath jobs list` lists the jobs.",
+        )
+    return found
+
+
+def find_group(ledger: Ledger, text: str) -> GroupView:
+    """The group that `text` denotes: its id, or the beginning of its id."""
+    exact = ledger.group(text)
+    if exact is not None:
+        return exact
+    query = GroupQuery(prefix=text, limit=MAX_CANDIDATES + 1)
+    found = ledger.groups(query).groups if len(text) >= MIN_PREFIX else ()
+    if not found:
+        raise UnknownGroup(group=text)
+    if len(found) > 1:
+        ids = [group.id for group in found]
+        raise _ambiguous("groups", text, ids, [f"{group.id}  {group.state}" for group in found])
+    return found[0]
+
+
+def known_job(ledger: Ledger, text: str) -> str:
+    """The id of the job that `text` denotes, or the text if there is none: a deleted job may still be a
+    dependency."""
+    try:
+        return find_job(ledger, text).id
+    except UnknownJob:
+        return text
+
+
+def known_group(ledger: Ledger, text: str) -> str:
+    """The id of the group that `text` denotes, or the text if there is none."""
+    try:
+        return find_group(ledger, text).id
+    except UnknownGroup:
+        return text
+
+
+def _ambiguous(what: str, text: str, ids: Sequence[str], lines: Sequence[str]) -> Failure:
+    more = [] if len(ids) <= MAX_CANDIDATES else ["..."]
+    failure = bad_input(
+        "\n".join([f"{text} denotes several {what}; nothing was changed.", *lines[:MAX_CANDIDATES], *more]),
+        "Give more characters of the id"
+        + (", or the short id in the first column." if what == "jobs" else "."),
+    )
+    failure.kind = "Ambiguous"
+    failure.details = {"id": text, "candidates": list(ids[:MAX_CANDIDATES]), "more": bool(more)}
+    return failure

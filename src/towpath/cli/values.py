@@ -10,9 +10,11 @@ from typing import Any
 import click
 import msgspec
 
-from towpath import Rate, micros
+from towpath import Rate
 from towpath.clock import SystemClock
+from towpath.commands import micros
 from towpath.errors import InvalidInput
+from towpath.queues.receipts import Receipt
 
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(us|ms|s|m|h|d|w)?")
 _UNITS = {"us": 1e-6, "ms": 1e-3, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -36,7 +38,7 @@ class _ParamType(click.ParamType[Any]):
         try:
             return self.read(value)
         except InvalidInput as error:
-            self.fail(f"{error.details['value']}: {error.details['expected']}", param, ctx)
+            self.fail(f"{error.value}; it must be {error.expected}", param, ctx)
 
     def read(self, text: str) -> Any:
         raise NotImplementedError
@@ -145,23 +147,11 @@ class Json(_ParamType):
         return raw
 
 
-class Receipt(msgspec.Struct, frozen=True):
-    """A receipt, `id:fence`: printed by `get`, taken by `ack`, `nack` and `extend`."""
-
-    id: str
-    fence: int
-
-
 class ReceiptType(_ParamType):
     name = "receipt"
 
     def read(self, text: str) -> Receipt:
-        id, colon, fence = text.rpartition(":")
-        if not (colon and 0 < len(id) <= 255 and re.fullmatch(r"[0-9]{1,18}", fence)):
-            raise InvalidInput(
-                field=self.name, value=text, expected="the receipt that `towpath get` printed, ID:FENCE"
-            )
-        return Receipt(id, int(fence))
+        return Receipt.parse(text)
 
 
 class Header(_ParamType):
@@ -172,5 +162,5 @@ class Header(_ParamType):
     def read(self, text: str) -> tuple[str, str]:
         key, equals, value = text.partition("=")
         if not (equals and key):
-            raise InvalidInput(field=self.name, value=text, expected="NAME=VALUE")
+            raise InvalidInput(field=self.name, value=text, expected="written as NAME=VALUE")
         return key, value

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging import INFO
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
+from towpath.cli import version
 from towpath.cli.base import (
     OK,
     REFUSED,
@@ -22,9 +23,11 @@ from towpath.cli.base import (
     bad_input,
     combine,
     command,
+    join_names,
     pass_session,
     print_stderr,
 )
+from towpath.cli.logs import LogArguments, log_options
 from towpath.cli.output import print_json
 from towpath.cli.processes import (
     ChildProcess,
@@ -33,10 +36,9 @@ from towpath.cli.processes import (
     run_with_reload,
     stop_with_parent,
 )
-from towpath.cli.targets import load_app, without_password
+from towpath.cli.targets import include_option, load_app
 from towpath.cli.values import Span
-from towpath.escapes import EscapeFilter
-from towpath.events import WorkerStarted
+from towpath.operations.startup import Startup, log_startup
 from towpath.settings import lanes_of, resolve
 
 if TYPE_CHECKING:
@@ -111,10 +113,11 @@ class Exporter(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def serve_metrics(app: App, exporter: Exporter | None) -> Iterator[None]:
-    """Serve the default registry, including the program's own metrics, while the block runs."""
+def serve_metrics(app: App, exporter: Exporter | None) -> Iterator[str | None]:
+    """Serve the default registry, including the program's own metrics, while the block runs. Yields the
+    URL."""
     if exporter is None:
-        yield
+        yield None
         return
     _require_prometheus()
     from towpath.observe.metrics import install, serve
@@ -131,9 +134,8 @@ def serve_metrics(app: App, exporter: Exporter | None) -> Iterator[None]:
             stop = serve(exporter.port, exporter.host)
         except (OSError, UnicodeError) as error:
             raise exporter.refused(error) from error
-        print_stderr([f"Metrics: {stop.url}"])
         try:
-            yield
+            yield stop.url
         finally:
             stop()
     finally:
@@ -162,8 +164,10 @@ class WorkerArguments(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int | None
     lease: int | None
     grace: int | None
+    deploy_window: int | None
     name: str | None
     lanes: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
     burst: bool = False
 
     def given(self) -> dict[str, Any]:
@@ -173,21 +177,20 @@ class WorkerArguments(msgspec.Struct, frozen=True, kw_only=True):
             if self.queues is None
             else tuple(each.strip() for each in self.queues.split(",") if each.strip())
         )
-        lease, grace = (None if span is None else span / 1_000_000 for span in (self.lease, self.grace))
+        spans = {"lease": self.lease, "grace": self.grace, "deploy_window": self.deploy_window}
         lanes = lanes_of(self.lanes) or None
         options = {
             "queues": queues,
             "lanes": lanes,
             "concurrency": self.concurrency,
-            "lease": lease,
-            "grace": grace,
+            **{name: None if span is None else span / 1_000_000 for name, span in spans.items()},
         }
         resolve(None, options)
         return {**options, "burst": self.burst}
 
     def arguments(self) -> list[str]:
         """The same options as arguments of a child's command line."""
-        spans = {"--lease": self.lease, "--grace": self.grace}
+        spans = {"--lease": self.lease, "--grace": self.grace, "--deploy-window": self.deploy_window}
         given = {name: None if span is None else f"{span / 1_000_000:.6f}" for name, span in spans.items()}
         given |= {
             "--queues": self.queues,
@@ -195,6 +198,7 @@ class WorkerArguments(msgspec.Struct, frozen=True, kw_only=True):
         }
         words = [word for name, value in given.items() if value is not None for word in (name, value)]
         words += [word for lane in self.lanes for word in ("--lane", lane)]
+        words += [word for module in self.include for word in ("--include", module)]
         return [*words, "--burst"] if self.burst else words
 
 
@@ -218,7 +222,13 @@ worker_options = combine(
     click.option(
         "--grace", type=Span(), help="Time for running jobs to finish after a stop signal. Default: 30 s."
     ),
+    click.option(
+        "--deploy-window",
+        type=Span(),
+        help="How long a job with unfit arguments waits for a worker with other code. Default: 1 h.",
+    ),
     click.option("--name", help="Name of the worker in `workers list` and `jobs show`."),
+    include_option,
 )
 
 
@@ -236,6 +246,7 @@ worker_options = combine(
     help="End when no job is running and none can start now. Jobs scheduled for later stay.",
 )
 @metrics_options
+@log_options
 @pass_session
 def worker(
     session: Session,
@@ -252,12 +263,13 @@ def worker(
     The first SIGINT or SIGTERM stops claiming and lets running jobs finish. The second ends the worker at
     once; its jobs run again on another worker. SIGHUP reloads the settings."""
     stop_with_parent()
+    log = _log_arguments(options)
     wanted = WorkerArguments(**options, burst=burst)
     given = wanted.given()
     exporter = Exporter.of(metrics, metrics_host)
     reporter = ImportReporter.of_dev()
     try:
-        app = load_app(target, session.url)
+        app = load_app(target, session.url, wanted.include)
     except Failure as failure:
         if reporter is not None:
             reporter.failed(failure)
@@ -267,26 +279,46 @@ def worker(
     if (count := processes or app.settings.processes) > 1:
         if exporter is not None:
             exporter.check(count)
-        each = [_child_arguments(session, target, wanted, number, exporter) for number in range(1, count + 1)]
+        each = [
+            [*_child_arguments(session, target, wanted, number, exporter), *log.arguments()]
+            for number in range(1, count + 1)
+        ]
         return _run_processes(session, each)
     if wanted.name is not None:
         app.engine.name = wanted.name
-    handler = logging.StreamHandler()
-    handler.addFilter(EscapeFilter())  # the program's own log lines may contain text of a job
-    # Without effect if the program has configured logging itself.
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[handler]
-    )
-    app.bus.subscribe(WorkerStarted, lambda started: _print_banner(target, app.engine.url, started))
+    log.configure()
     # Closing releases the caretaker role, so that another process can take it at once.
-    with app, serve_metrics(app, exporter):
-        app.run(**given)
+    with app, serve_metrics(app, exporter) as url:
+        app.run(**given, announce=lambda found: _announce(target, log, found, url))
     return OK
 
 
-def _print_banner(target: str, url: str, started: WorkerStarted) -> None:
-    place = f"{target} on {without_password(url)}, queues {','.join(started.queues)}"
-    print_stderr([f"Worker {os.getpid()} of {place}. Ctrl-C: finish running jobs and stop."])
+def _log_arguments(options: dict[str, Any]) -> LogArguments:
+    """Take the options of the log out of the options of a command."""
+    return LogArguments(**{name: options.pop(name) for name in LogArguments.__struct_fields__})
+
+
+PROCESS = "TOWPATH_PROCESS"
+"""Environment variable: the number of a process of `--processes`. The first one prints the whole banner."""
+
+
+def _announce(target: str, log: LogArguments, found: Startup, metrics: str | None) -> None:
+    """Print what the worker consists of; as a log line if log lines are JSON."""
+    found = msgspec.structs.replace(found, version=version())
+    if log.json:
+        log_startup(found, {"target": target, "pid": os.getpid(), "metrics": metrics})
+    elif log.level <= INFO:
+        what = f"Worker {os.getpid()} of {target}, Towpath {found.version}."
+        lines = [f"{what} Ctrl-C: finish running jobs and stop."]
+        if os.environ.get(PROCESS, "1") == "1":
+            lines += [
+                f"Ledger: {found.ledger}",
+                f"Tasks: {join_names(found.tasks)}",
+                f"Queues: {join_names(found.queues)}",
+                f"Schedules: {join_names(found.schedules)}",
+                f"Concurrency: {found.concurrency}",
+            ]
+        print_stderr([*lines, *([] if metrics is None else [f"Metrics: {metrics}"])])
 
 
 def _run_processes(session: Session, processes: list[list[str]]) -> int:
@@ -356,15 +388,19 @@ class _ProcessSlot:
                 [f"Worker process {self._number} ended with code {code}; it restarts in {pause:g} s."]
             )
         if self.child is None and not (stopping or self.finished) and now >= self._due:
-            self.child, self._since = ChildProcess(self._arguments), now
+            environment = {PROCESS: str(self._number)}
+            self.child, self._since = ChildProcess(self._arguments, environment), now
 
 
 @command("dev")
 @click.argument("target", metavar="MODULE:APP")
 @worker_options
+@log_options
 @pass_session
 def dev(session: Session, /, target: str, **options: Any) -> int:
     """Run a worker that restarts when your code changes.
 
     Like `worker`, in a child process. The imported files of your program are checked twice a second."""
-    return run_with_reload(_child_arguments(session, target, WorkerArguments(**options), 1), target)
+    log = _log_arguments(options)
+    child = _child_arguments(session, target, WorkerArguments(**options), 1)
+    return run_with_reload([*child, *log.arguments()], target)
