@@ -4,8 +4,8 @@
 
 No-op handlers, 100-byte arguments, SQLite with WAL and synchronous=FULL, one worker process. All sides run
 alternately in every round; a ratio is the median over the rounds. Towpath keeps the history of every job.
-`commit_fn` compares jobs whose commit function inserts a row into a user's table with plain jobs. The last
-line is JSON. TARGETS has the target of each ratio.
+`commit_fn` compares jobs with a commit function, which inserts a row into a user's table, with plain jobs.
+The last line is JSON. TARGETS has the target of each ratio.
 """
 
 from __future__ import annotations

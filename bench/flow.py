@@ -4,7 +4,7 @@
 
 `all_gates_on`: no-op jobs a second with every gate switched on (two lanes, a breaker, a rate, a cap, a
 capacity, fair keys) and none of them shut, beside the plain engine. `resource`: the same where half of the
-jobs use a service whose limit is learned. `fair_share`: one tenant has 100,000 jobs waiting, nine have 100
+jobs use a service with an adaptive limit. `fair_share`: one tenant has 100,000 jobs waiting, nine have 100
 each; the time the nine need alone, divided by the time they need beside it. Without `--quick` also the
 accuracy of bandwidth over 10 s with 8 streams, and the memory of 2,000,000 waiting jobs. The last line is
 JSON. TARGETS has the target of each ratio."""

@@ -203,10 +203,10 @@ def _compare_backlog(name: str, path: Path, small: SqliteLedger, report: Report,
     large.close()
     if name == "backlog_1m":
         # In a new process: here freed memory of earlier measurements would be used again.
-        said = subprocess.run(
+        measured = subprocess.run(
             [sys.executable, __file__, "--growth", str(path)], check=True, capture_output=True, text=True
         )
-        report.rss = float(said.stdout)
+        report.rss = float(measured.stdout)
 
 
 def growth(path: Path) -> float:

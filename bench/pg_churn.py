@@ -3,7 +3,7 @@ same run.
 
     python bench/pg_churn.py [--finished N] [--read N] [--rounds N] [--dir DIR]
 
-`finished`: beside 5,000,000 finished jobs. `reader`: in a database in which somebody has a transaction open
+`finished`: beside 5,000,000 finished jobs. `reader`: in a database with an open transaction
 since before 300,000 jobs went through it, so that nothing of them could be swept. Jobs completed per second
 by one worker process. The last line is JSON.
 """

@@ -1,4 +1,4 @@
-"""The peers: other queues on PostgreSQL, each used as its own documentation says and tuned for speed, with
+"""The peers: other queues on PostgreSQL, each used as documented and tuned for speed, with
 history and logged tables.
 
     python bench/pg_peers.py [--jobs N] [--rounds N] [--dir DIR]

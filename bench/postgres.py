@@ -5,12 +5,12 @@ machines are noisy.
 
 Starts a server of its own (`PG_BINDIR` chooses another version) with fsync on. No-op handlers, 100-byte
 arguments, history kept. All sides take turns in every round; a ratio is the median over the rounds. The last
-line is JSON. What each ratio must reach is in TARGETS.
+line is JSON. TARGETS has the target of each ratio.
 
-`commit_fn` compares jobs whose commit function inserts a row into a table of the user with plain ones,
-`two_processes` two worker processes with one, `enqueue_30` 30 callers at once with raw inserts one at a time.
-`other_process_p50` is the time from the call of enqueue in one process to the start of the handler in another
-that has nothing else to do. An idle worker is measured by its CPU and by the statements in the server's log.
+`commit_fn` compares jobs with a commit function, which inserts a row into a table of the user, with plain
+jobs, `two_processes` two worker processes with one, `enqueue_30` 30 callers at once with raw inserts one at a
+time. `other_process_p50` is the time from the call of enqueue in one process to the start of the handler in
+another idle process. An idle worker is measured by its CPU and by the statements in the server's log.
 """
 
 from __future__ import annotations
@@ -174,10 +174,13 @@ def idle(server: Server, seconds: int) -> dict[str, float]:
     with BenchApp(url) as ours, ours.working():
         # Started, and done with looking around.
         time.sleep(2.0)
-        spent, said = time.process_time(), statements(server)
+        spent, executed = time.process_time(), statements(server)
         time.sleep(seconds)
-        spent, said = time.process_time() - spent, statements(server) - said
-    cost = {"cpu_percent": round(100 * spent / seconds, 3), "statements_per_second": round(said / seconds, 3)}
+        spent, executed = time.process_time() - spent, statements(server) - executed
+    cost = {
+        "cpu_percent": round(100 * spent / seconds, 3),
+        "statements_per_second": round(executed / seconds, 3),
+    }
     Report.limit("idle worker", cost["cpu_percent"], MAX_IDLE_CPU, "% CPU")
     Report.limit("idle worker", cost["statements_per_second"], MAX_IDLE_STATEMENTS, "statements a second")
     return cost

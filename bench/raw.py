@@ -1,6 +1,7 @@
 """The raw limit: the ledger's tables, columns and indexes, used by hand-written apsw statements in one loop.
 
-Without checks, dependencies and counters other than those of the queue; the only fence is in a WHERE clause.
+Without checks and dependencies; the only counters are the counters of the queue, and the only fence is in a
+WHERE clause.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from towpath import App, Query, State
+from towpath import App, State
+from towpath.commands import Query
 
 TARGETS = {"sqlite": 1.0, "postgres": 4.0}
 """Seconds."""
@@ -107,8 +108,8 @@ def measure(ledger: str, runs: int) -> list[float]:
             took = recover(url, kill_caretaker=run % 2 == 0)
             times.append(took)
             missed = "" if took <= TARGETS[ledger] else f"  more than {TARGETS[ledger]:g} s"
-            who = "the caretaker" if run % 2 == 0 else "not the caretaker"
-            print(f"{ledger:9} run {run + 1:2}: {took:5.2f} s  ({who}){missed}", flush=True)
+            role = "the caretaker" if run % 2 == 0 else "not the caretaker"
+            print(f"{ledger:9} run {run + 1:2}: {took:5.2f} s  ({role}){missed}", flush=True)
     return times
 
 
