@@ -1,14 +1,14 @@
 """Outcomes of an attempt, tested with a manual clock: hours of backoff take milliseconds."""
 
 import towpath
-from towpath import App, Cancel, Exponential, Fail, Policy, Retry, Snooze, micros
+from towpath import App, Cancel, Exponential, Fail, Policy, Retry, Snooze
 
 app = App("memory://")
 
 # Retry a dropped connection soon; for all other errors the delay grows up to an hour.
 patient = Policy(
-    default=Exponential(base=micros(10), factor=3.0, cap=micros(3600)),
-    by_error={ConnectionError: Exponential(base=micros(0.5), factor=2.0, cap=micros(30))},
+    default=Exponential(base=10, factor=3.0, cap=3600),
+    by_error={ConnectionError: Exponential(base=0.5, factor=2.0, cap=30)},
 )
 
 

@@ -90,24 +90,24 @@ class Api(Served):
                 try:
                     body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
                 except ValueError:
-                    self._say(400, {"error": "that is not JSON"})
+                    self._respond(400, {"error": "that is not JSON"})
                     return
-                self._say(
+                self._respond(
                     *(post_report(body) if self.path == "/reports" else (404, {"error": "no such place"}))
                 )
 
             def do_GET(self) -> None:  # noqa: N802
                 match self.path.split("/")[1:]:
                     case ["reports", id]:
-                        self._say(*get_report(id))
+                        self._respond(*get_report(id))
                     case ["affiliates", name]:
-                        self._say(*get_affiliate(name))
+                        self._respond(*get_affiliate(name))
                     case ["queues"]:
-                        self._say(*get_queues())
+                        self._respond(*get_queues())
                     case _:
-                        self._say(404, {"error": "no such place"})
+                        self._respond(404, {"error": "no such place"})
 
-            def _say(self, status: int, body: dict[str, Any]) -> None:
+            def _respond(self, status: int, body: dict[str, Any]) -> None:
                 data = json.dumps(body).encode()
                 self.send_response(status)
                 if status == 429:

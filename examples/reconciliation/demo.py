@@ -16,8 +16,8 @@ from pathlib import Path
 
 import apsw
 
-from towpath import Query, State
-from towpath.commands import Revive, Selector
+from towpath import State
+from towpath.commands import Query, Revive, Selector
 
 from . import rules, store, work
 from .api import Api

@@ -48,13 +48,13 @@ class Verdict:
 
 def classify(claimed: Numbers, true: Numbers) -> Verdict:
     pairs = [(getattr(claimed, each.name) or 0, getattr(true, each.name)) for each in fields(Numbers)]
-    known = [(said, truth) for said, truth in pairs if truth is not None]
+    known = [(claimed, truth) for claimed, truth in pairs if truth is not None]
     if not known:
         return Verdict("missing")
     if len(known) < len(pairs):
         return Verdict("incomplete")
     # A claim above a truth of 0 differs by 100 %.
-    off = [(said - truth) / truth if truth else float(said > 0) for said, truth in known]
+    off = [(claimed - truth) / truth if truth else float(claimed > 0) for claimed, truth in known]
     worst = max(off, key=abs)
     if max(off) >= OVERCLAIM:
         return Verdict("overclaimed", max(off))

@@ -27,7 +27,7 @@ from typing import Any
 import apsw
 
 import towpath
-from towpath import Breaker, Exponential, Fail, Policy, Retry, Snooze, Task, current, micros
+from towpath import Breaker, Exponential, Fail, Policy, Retry, Snooze, Task, current
 
 from . import rules, store
 from .rules import Numbers, Status
@@ -85,7 +85,7 @@ def task_for(platform: str) -> Task[..., dict[str, Any]]:
         resource=platform,
         max_attempts=20,
         # Half a minute at first, so that one post that always fails cannot open the breaker by itself.
-        backoff=Policy(default=Exponential(base=micros(MINUTE / 2), factor=2.0, cap=micros(10 * MINUTE))),
+        backoff=Policy(default=Exponential(base=MINUTE / 2, factor=2.0, cap=10 * MINUTE)),
     )
     return options(reconcile)
 
@@ -113,8 +113,8 @@ def fetch(platform: str, post: str) -> Numbers:
 
 def retry_after(error: urllib.error.HTTPError) -> float | None:
     """The seconds of Retry-After; None for a date, which would depend on another clock."""
-    said = error.headers.get("Retry-After", "")
-    return float(said) if said.isdecimal() else None
+    seconds = error.headers.get("Retry-After", "")
+    return float(seconds) if seconds.isdecimal() else None
 
 
 def look_again(status: Status) -> None:

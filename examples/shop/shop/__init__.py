@@ -1,0 +1,1 @@
+"""A project of several modules: see docs/projects.md."""
