@@ -11,8 +11,11 @@ SECONDS ?= 30
 # The bin directories of the PostgreSQL that are installed here, each of another version.
 PG_BINDIRS ?= $(wildcard /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /opt/homebrew/opt/postgresql@*/bin)
 
+# Where tests write: in memory if 4 GB are free there. No test depends on fsync: power cuts are simulated.
+SCRATCH ?= $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'END { print ($$4 > 4000000) }')" = 1 ] && echo /dev/shm || echo $${TMPDIR:-/tmp})
+
 .DEFAULT_GOAL := help
-.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-churn bench-flow bench-recovery soak-memory soak-postgres test-postgres-versions fuzz chaos clean
+.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-churn bench-flow bench-recovery rivals docs soak-memory soak-sqlite soak-postgres test-postgres-versions fuzz chaos reference clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -21,7 +24,9 @@ run: $(VENV)/.package ## the demonstration: real work on an embedded SQLite ledg
 	$(BIN)/towpath demo
 
 test: check ## lint, types, and all tests (ARGS="-k name" to choose)
-	$(BIN)/python -m pytest -n auto $(ARGS)
+	$(BIN)/python -m compileall -q src
+	PYTHONDONTWRITEBYTECODE= TMPDIR=$(SCRATCH) $(BIN)/python -m pytest -n auto --dist worksteal \
+		-o tmp_path_retention_policy=failed $(ARGS)
 
 check: $(VENV)/.dev ## lint, format and types
 	$(BIN)/ruff check .
@@ -31,6 +36,9 @@ check: $(VENV)/.dev ## lint, format and types
 pyright: $(VENV)/.dev ## the public types as pyright sees them (fetches pyright with npm, so it is no part of the tests)
 	$(BIN)/python -m pip install -q pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+reference: $(VENV)/.dev ## write the option tables of docs/cli.md
+	$(BIN)/python -m tests.support.reference
 
 format: $(VENV)/.dev ## put the sources into house form
 	$(BIN)/ruff check --fix .
@@ -54,8 +62,17 @@ bench-flow: $(VENV)/.package ## what flow control costs and keeps (bench/flow.py
 bench-recovery: $(VENV)/.bench ## how soon the jobs of a killed worker run again, on SQLite and PostgreSQL
 	$(BIN)/python bench/recovery.py
 
+rivals: $(VENV)/.rivals ## jobs per second beside huey, FlexiQ, DBOS, pgqueuer and Awa, in one run (some minutes)
+	$(BIN)/python bench/rivals.py
+
+docs: $(VENV)/.dev ## the documentation site, in site/ (strict: a broken link is an error)
+	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+
 soak-memory: $(VENV)/.package ## 2,000,000 waiting jobs and a slow worker within 150 MB (JOBS=)
 	$(BIN)/python bench/soak.py $(JOBS)
+
+soak-sqlite: $(VENV)/.dev ## four processes and 64 threads on one file, for 30 s each (SECONDS=)
+	TOWPATH_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/ledger/sqlite/test_processes.py
 
 soak-postgres: $(VENV)/.dev ## eight processes on PostgreSQL for 30 s, outages of 30 s, transactions open for 10 s (SECONDS=)
 	TOWPATH_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/ledger/postgres/test_fleet.py tests/ledger/postgres/test_outages.py
@@ -94,4 +111,9 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/.package
 $(VENV)/.bench: pyproject.toml | $(VENV)/.package
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q --group bench
+	@touch $@
+
+$(VENV)/.rivals: pyproject.toml | $(VENV)/.package
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q --group rivals
 	@touch $@

@@ -1,4 +1,4 @@
-"""The house rules as a program: who may import whom, who may read the clock, and how large things may grow.
+"""The house rules as a program: allowed imports, readers of the clock, and limits of size.
 
 A new module needs a row in `MAY_IMPORT`; a new third-party package needs a row in `PACKAGES`. Each rule is
 tried on a tiny source that breaks it, so that a rule which catches nothing is noticed."""
@@ -6,6 +6,7 @@ tried on a tiny source that breaks it, so that a rule which catches nothing is n
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ ROOMS: Sequence[tuple[str, str]] = (
     ("errors events", "escapes"),
     ("core", "errors escapes"),
     ("settings commands", "core errors"),
-    ("ledger ledger.sql", "core errors clock"),
+    ("ledger ledger.sql", "core errors clock escapes"),
     ("ledger.model ledger.memory ledger.tables", _DRIVER),
     ("ledger.sqlite ledger.postgres", f"{_DRIVER} ledger.tables"),
     ("observe runtime", f"core ledger fleet {_BASE}"),
@@ -33,7 +34,7 @@ ROOMS: Sequence[tuple[str, str]] = (
     ("queues operations", f"core ledger fleet ledger.tables runtime tasks queues settings observe {_BASE}"),
     ("fleet flows", "core ledger errors"),
     ("app towpath", f"core ledger runtime tasks queues operations flows settings commands app {_BASE}"),
-    ("http", f"app queues flows core ledger {_BASE}"),
+    ("http", f"app queues flows core ledger runtime tasks observe {_BASE}"),
     ("apps contrib", "towpath commands clock flows errors escapes"),
     ("cli __main__", f"towpath app cli fleet http apps commands queues operations settings {_BASE}"),
     (
@@ -66,6 +67,7 @@ MAY_IMPORT_LATE: Mapping[str, Sequence[str]] = {
     "towpath": ("ledger.sqlite",),
     "operations": ("ledger.sqlite", "ledger.postgres"),
     "cli": ("observe",),
+    "contrib": ("cli",),
 }
 # Third-party package -> the rooms that may import it.
 PACKAGES: Mapping[str, Sequence[str]] = {
@@ -77,16 +79,18 @@ PACKAGES: Mapping[str, Sequence[str]] = {
     "cronsim": ("core",),
     "click": ("cli",),
     "rich": ("cli", "operations"),
-    "litestar": ("http",),
-    "uvicorn": ("http",),
+    **dict.fromkeys(("litestar", "uvicorn", "httptools", "multipart"), ("http",)),
     "prometheus_client": ("observe",),
     "opentelemetry": ("observe",),
+    "django": ("contrib",),
+    "django_tasks": ("contrib",),
+    "asgiref": ("contrib",),
     "pytest": ("testing",),
     "hypothesis": ("testing",),
 }
-# Standard modules that nobody imports: two SQLite libraries on one file lose commits, and payloads are never
-# code.
-NOBODY = ("sqlite3", "pickle", "marshal", "shelve")
+# Standard modules that no module imports: two SQLite libraries on one file lose commits, and payloads are
+# never code.
+FORBIDDEN = ("sqlite3", "pickle", "marshal", "shelve")
 _PURE = (
     "time threading asyncio os socket random secrets uuid multiprocessing concurrent subprocess signal"
     " tempfile pathlib io"
@@ -106,7 +110,7 @@ WALL_CLOCK = frozenset(
 
 MOST_LINES, WALL_OF_LINES = 500, 600
 MAY_BE_LONG: Mapping[str, int] = {
-    "towpath.ledger.model": 1350,
+    "towpath.ledger.model": 900,
 }
 """Modules allowed to pass 500 lines, and how far. The model is one file on purpose: it is read from top to
 bottom."""
@@ -115,15 +119,14 @@ MOST_PUBLIC_METHODS = 18
 MAY_BE_WIDE: Mapping[str, int] = {"towpath.app.App": 32}
 """Classes with more public methods. An App is the one door for users; its methods delegate."""
 MOST_PARAMETERS = 7
-MOST_FILES = 160
-"""Of the package without testing/ and contrib/. The goal is 150."""
+MOST_FILES = 182
+"""Of the package without testing/ and contrib/: 150 after the files were put in order, 12 for what came later
+(hooks, job log, discovery, mistakes, history, completion, debug, receipts), 19 for the HTTP server."""
 MOST_FILES_AT_THE_TOP = 10
 MOST_ROWS = 16
 
 MAY_SHARE_A_NAME: Mapping[str, str] = {
     "Cancel": "the command of the ledger, and the exception by which a handler ends its job",
-    "Running": "not renamed yet",
-    "State": "not renamed yet",
 }
 """Names of classes that several modules define, and why."""
 
@@ -147,6 +150,25 @@ def modules() -> dict[str, str]:
 
 
 MODULES = modules()
+
+
+@pytest.fixture(scope="module", params=MODULES)
+def module(request: pytest.FixtureRequest) -> str:
+    """The scope puts the rules for one module of the package together, so that its tree is parsed once."""
+    name: str = request.param
+    return name
+
+
+@functools.lru_cache(maxsize=1)
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` of a name and its attributes."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def imports(module: str, tree: ast.Module, is_package: bool) -> Iterator[tuple[int, str, bool]]:
@@ -181,13 +203,13 @@ def wrong_arrows(module: str, source: str, known: Mapping[str, str]) -> Iterator
         yield f"{module}: no room for it; add a row to MAY_IMPORT"
         return
     is_package = any(other.startswith(f"{module}.") for other in known)
-    for line, target, late in imports(module, ast.parse(source), is_package):
+    for line, target, late in imports(module, parsed(source), is_package):
         top = target.split(".")[0]
         if top == "towpath":
             yield from (
                 f"{module}:{line}: {why}" for why in _wrong_arrow(room, _module_in(target, known), late)
             )
-        elif top in NOBODY or top in NOT_IN.get(room, ()):
+        elif top in FORBIDDEN or top in NOT_IN.get(room, ()):
             yield f"{module}:{line}: {top} may not be imported here"
         elif top not in sys.stdlib_module_names and room not in PACKAGES.get(top, ()):
             yield f"{module}:{line}: the package {top} may not be imported here"
@@ -216,7 +238,7 @@ def _wrong_arrow(room: str, target: str, late: bool) -> Iterator[str]:
 def clock_readers(module: str, source: str) -> Iterator[str]:
     if module == "towpath.clock":
         return
-    tree = ast.parse(source)
+    tree = parsed(source)
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -225,16 +247,16 @@ def clock_readers(module: str, source: str) -> Iterator[str]:
             names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name | ast.Attribute):
-            first, _, rest = ast.unparse(node).partition(".")
+            first, _, rest = dotted(node).partition(".")
             full = ".".join(filter(None, [names.get(first, ""), rest]))
             if full in WALL_CLOCK:
                 yield f"{module}:{node.lineno}: {full} is read; only clock.py reads the time"
 
 
 def raw_loggers(module: str, source: str) -> Iterator[str]:
-    """Loggers that do not escape what a stranger chose: `escapes.get_logger` makes those that do."""
+    """Loggers that do not escape untrusted text: `escapes.get_logger` returns loggers that do."""
     if module != "towpath.escapes":
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             if isinstance(node, ast.Attribute | ast.Name) and "getLogger" in (
                 getattr(node, "attr", ""),
                 getattr(node, "id", ""),
@@ -249,7 +271,7 @@ def too_long(module: str, source: str, most: int = MOST_LINES) -> Iterator[str]:
 
 
 def too_large(module: str, source: str) -> Iterator[str]:
-    tree = ast.parse(source)
+    tree = parsed(source)
     methods = {id(node) for cls in ast.walk(tree) if isinstance(cls, ast.ClassDef) for node in cls.body}
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
@@ -283,7 +305,7 @@ def _bad_function(node: Function, is_method: bool) -> Iterator[str]:
 
 def private_imports(module: str, source: str, known: Mapping[str, str]) -> Iterator[str]:
     """Names with a leading underscore that belong to another room."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     is_package = any(other.startswith(f"{module}.") for other in known)
     aliases: dict[str, str] = {}
     for line, target, _ in imports(module, tree, is_package):
@@ -307,7 +329,7 @@ def shared_class_names(sources: Mapping[str, str]) -> dict[str, set[str]]:
     """Name of a class -> the modules that define it, where these are several."""
     found: dict[str, set[str]] = {}
     for module, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, set()).add(module)
     return {name: modules for name, modules in found.items() if len(modules) > 1}
@@ -318,6 +340,7 @@ def test_class_names_are_unique() -> None:
     own = {name: source for name, source in MODULES.items() if not name.startswith("towpath.contrib.")}
     shared = shared_class_names(own)
     assert {name: modules for name, modules in shared.items() if name not in MAY_SHARE_A_NAME} == {}
+    assert [name for name in MAY_SHARE_A_NAME if name not in shared] == []
 
 
 def test_a_class_name_that_is_not_unique_is_caught() -> None:
@@ -325,7 +348,6 @@ def test_a_class_name_that_is_not_unique_is_caught() -> None:
     assert shared_class_names(sources) == {"X": {"a", "b"}}
 
 
-@pytest.mark.parametrize("module", MODULES)
 def test_private_names_stay_in_their_room(module: str) -> None:
     assert list(private_imports(module, MODULES[module], MODULES)) == []
 
@@ -369,17 +391,14 @@ def test_only_conftest_defines_url() -> None:
     assert [path.name for path in files if "\ndef url(" in path.read_text("utf-8")] == []
 
 
-@pytest.mark.parametrize("module", MODULES)
 def test_imports_follow_the_arrows(module: str) -> None:
     assert list(wrong_arrows(module, MODULES[module], MODULES)) == []
 
 
-@pytest.mark.parametrize("module", MODULES)
 def test_only_the_clock_reads_the_time(module: str) -> None:
     assert list(clock_readers(module, MODULES[module])) == []
 
 
-@pytest.mark.parametrize("module", MODULES)
 def test_every_logger_escapes(module: str) -> None:
     assert list(raw_loggers(module, MODULES[module])) == []
 
@@ -391,7 +410,6 @@ def test_a_raw_logger_is_caught(source: str) -> None:
     assert len(list(raw_loggers("towpath.app", source))) == 1
 
 
-@pytest.mark.parametrize("module", MODULES)
 def test_sizes(module: str) -> None:
     assert [*too_long(module, MODULES[module]), *too_large(module, MODULES[module])] == []
 
@@ -401,6 +419,16 @@ def test_no_file_passes_the_wall(folder: str) -> None:
     files = sorted((ROOT / folder).rglob("*.py"))
     assert [
         why for path in files for why in too_long(path.name, path.read_text("utf-8"), WALL_OF_LINES)
+    ] == []
+
+
+def test_named_queries_have_short_lines() -> None:
+    """Migrations may have longer ones: SQLite stores their text."""
+    assert [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted(SOURCE.rglob("queries.sql"))
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if len(line) > 110
     ] == []
 
 
@@ -448,7 +476,7 @@ WRONG_ARROWS = [
         "from towpath.runtime.commit.committer import Committer",
         "flows may not import runtime",
     ),
-    ("towpath.http.server", "from towpath.runtime.worker import Worker", "http may not import runtime"),
+    ("towpath.http.server", "from towpath.operations import service", "http may not import operations"),
     ("towpath.apps.sync", "from towpath.core.job import Job", "apps may not import core"),
     ("towpath.cli", "from towpath.ledger import open_ledger", "cli may not import ledger"),
     ("towpath.cli", "from towpath.testing import suite", "nothing imports testing"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.documents import ROOT, blocks
+from tests.support.forks import Forks
 from towpath import errors
 from towpath.core import lifecycle
 from towpath.core.job import Reason, State
@@ -24,6 +26,12 @@ PROSE_WIDTH = 100
 
 _LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _ARROW = re.compile(r"^\s*(\S+) --> (\S+)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with contextlib.closing(Forks()) as forks:
+        yield forks
 
 
 def arrows(text: str) -> list[tuple[str, str]]:
@@ -39,11 +47,28 @@ PROGRAMS = [
 @pytest.mark.parametrize(
     ("page", "number"), PROGRAMS, ids=[f"{page.name}-{number}" for page, number in PROGRAMS]
 )
-def test_code_runs_as_it_stands(page: Path, number: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", "-c", blocks(page.read_text("utf-8"), "python")[number]]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr == ""
+def test_code_runs_as_it_stands(page: Path, number: int, tmp_path: Path, forks: Forks) -> None:
+    ended = forks.run(tmp_path, blocks(page.read_text("utf-8"), "python")[number])
+    assert ended.code == 0, ended.err
+    assert ended.err == ""
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "error"),
+    [
+        ("import warnings\nwarnings.warn('old')", 1, "UserWarning: old"),
+        ("raise SystemExit(3)", 3, ""),
+        ("import towpath\ntowpath.testing", 1, "AttributeError: module 'towpath' has no attribute 'testing'"),
+        ("import os\nassert os.listdir() == []\nopen('here', 'x')\nassert __name__ == '__main__'", 0, ""),
+    ],
+    ids=["a warning", "an exit code", "a missing import", "an empty directory"],
+)
+def test_code_runs_as_in_a_process_of_its_own(
+    program: str, code: int, error: str, tmp_path: Path, forks: Forks
+) -> None:
+    ended = forks.run(tmp_path, program)
+    assert ended.code == code
+    assert error in ended.err
 
 
 def test_the_quick_start_of_the_readme_is_the_example() -> None:
@@ -53,9 +78,12 @@ def test_the_quick_start_of_the_readme_is_the_example() -> None:
 
 
 def masked(text: str) -> str:
-    """A text without what differs from run to run: ids, process numbers, ages and the width of columns."""
+    """A text without what differs from run to run: ids, process numbers, ages, commit, directory,
+    and the width of columns."""
     text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "ID", text)
     text = re.sub(r"\bWorker \d+", "Worker PID", text)
+    text = re.sub(r"(Towpath [\d.]+\d)\+g[0-9a-f]{7}", r"\1", text)
+    text = re.sub(r"(?<=Ledger: sqlite:///)/.*/", "/FOLDER/", text)
     text = re.sub(r"\b\d+(\.\d+)?m?s\b", "AGE", text)
     return "\n".join(" ".join(line.split()) for line in text.splitlines())
 

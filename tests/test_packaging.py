@@ -53,10 +53,11 @@ def test_the_source_distribution_builds_the_same_package(dist: Path) -> None:
 
 
 def test_the_wheel_runs_in_a_fresh_environment(dist: Path, tmp_path: Path) -> None:
-    venv.create(tmp_path / "venv", with_pip=True)
+    venv.create(tmp_path / "venv")
     bin = tmp_path / "venv" / "bin"
     [wheel] = dist.glob("towpath-*.whl")
-    run([bin / "python", "-m", "pip", "install", "-q", wheel], tmp_path)
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", bin / "python"]
+    run([*pip, "install", "-q", "--disable-pip-version-check", wheel], tmp_path)
     shown = json.loads(run([bin / "towpath", "demo", "--json"], tmp_path))
     assert shown
     assert run([bin / "towpath", "--version"], tmp_path).startswith("towpath 0.")

@@ -6,6 +6,7 @@ import ast
 import inspect
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -19,8 +20,9 @@ import pytest
 import towpath
 import towpath.commands
 import towpath.core.commands
+import towpath.events
 from towpath import testing
-from towpath.core import job
+from towpath.core import checks, job, schedule, views
 from towpath.observe import metrics
 from towpath.runtime.engine import Engine
 from towpath.tasks import new_jobs
@@ -33,34 +35,28 @@ SURFACE = [
     "BreakerOpen",
     "Call",
     "Cancel",
-    "ClaimedJob",
     "Explanation",
     "Exponential",
     "Fail",
     "GroupHandle",
-    "GroupView",
-    "Job",
+    "GroupStatus",
+    "Hooks",
+    "JobFailure",
     "JobHandle",
-    "Key",
-    "KeyPolicy",
+    "JobStatus",
     "Lane",
     "Ledger",
     "Message",
-    "NoteView",
-    "PartView",
     "Policy",
-    "Query",
+    "PartStatus",
     "Queue",
-    "QueueView",
+    "QueueStatus",
     "Rate",
     "Reason",
     "Retry",
     "Running",
-    "Schedule",
-    "Selector",
     "Snapshot",
     "Snooze",
-    "Spec",
     "SqliteLedger",
     "SqliteOptions",
     "State",
@@ -72,10 +68,9 @@ SURFACE = [
     "current",
     "errors",
     "events",
-    "micros",
     "new_id",
-    "next_fire",
     "open_ledger",
+    "provided",
 ]
 
 MOST_NAMES = 60
@@ -100,8 +95,16 @@ def test_an_app_has_an_engine_and_is_none() -> None:
     assert isinstance(towpath.App("memory://").engine, Engine)
 
 
+LEDGER_NAMES = "ClaimedJob GroupView Job Key KeyPolicy NoteView PartView Query QueueView Schedule Selector"
+
+
+@pytest.mark.parametrize("name", [*LEDGER_NAMES.split(), "Spec", "micros", "next_fire"])
+def test_a_name_of_the_ledger_language_can_be_imported_from_the_top(name: str) -> None:
+    assert getattr(towpath, name) is getattr(towpath.commands, name)
+
+
 @pytest.mark.parametrize("name", SURFACE)
-def test_every_name_exists_and_says_what_it_is(name: str) -> None:
+def test_every_name_exists_and_has_a_docstring(name: str) -> None:
     thing = getattr(towpath, name)
     assert thing.__doc__, f"towpath.{name} has no docstring"
     assert isinstance(thing, ModuleType) or thing.__doc__ != object.__doc__
@@ -130,15 +133,16 @@ def test_names_come_when_they_are_used() -> None:
     assert ours == [
         "towpath.core",
         "towpath.core.checks",
+        "towpath.core.ids",
         "towpath.core.job",
         "towpath.errors",
         "towpath.escapes",
     ]
 
 
-def test_type_checkers_are_told_of_the_same_homes() -> None:
+def test_type_checkers_import_from_the_same_modules() -> None:
     tree = ast.parse(inspect.getsource(towpath))
-    told = {
+    homes = {
         alias.name: node.module
         for block in tree.body
         if isinstance(block, ast.If)
@@ -146,8 +150,8 @@ def test_type_checkers_are_told_of_the_same_homes() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert told == {**towpath._HOME, "commands": "towpath", "errors": "towpath", "events": "towpath"}
-    assert told.keys() == set(towpath.__all__)
+    assert homes == {**towpath._HOME, "commands": "towpath", "errors": "towpath", "events": "towpath"}
+    assert homes.keys() == {*towpath.__all__, *LEDGER_NAMES.split(), "Spec", "micros", "next_fire"}
 
 
 def test_a_name_that_is_not_there() -> None:
@@ -160,6 +164,15 @@ def test_a_name_that_is_not_there() -> None:
 
 LANGUAGE = ("towpath.core.commands", "towpath.core.results")
 OUTCOMES = ["Outcome", *(each.__name__ for each in job.Outcome.__args__)]
+READS = {
+    **dict.fromkeys(
+        ["AttemptOutcome", "AttemptRecord", "GroupPage", "GroupQuery", "GroupView", "NoteView", "Page"], views
+    ),
+    **dict.fromkeys(["PartView", "Query", "QueueView"], views),
+    **dict.fromkeys(["ClaimedJob", "Job", "Key", "KeyPolicy", "Spec"], job),
+    **dict.fromkeys(["micros", "utc"], checks),
+    **dict.fromkeys(["Schedule", "next_fire"], schedule),
+}
 
 
 def _language() -> Iterator[str]:
@@ -173,11 +186,11 @@ def _language() -> Iterator[str]:
 
 
 def test_commands_are_all_there() -> None:
-    assert sorted(towpath.commands.__all__) == sorted([*_language(), *OUTCOMES])
+    assert sorted(towpath.commands.__all__) == sorted([*_language(), *OUTCOMES, *READS])
+    homes = {**READS, **dict.fromkeys(OUTCOMES, job)}
     for name in towpath.commands.__all__:
-        assert getattr(towpath.commands, name) is getattr(
-            job if name in OUTCOMES else towpath.core.commands, name
-        )
+        home = homes.get(name, towpath.core.commands)
+        assert getattr(towpath.commands, name) is getattr(home, name)
 
 
 def test_every_command_has_its_own_tag() -> None:
@@ -244,3 +257,70 @@ def test_a_forked_child_has_ids_of_its_own_even_if_the_lock_was_held() -> None:
     theirs = near.recv()
     child.join()
     assert not set(theirs) & {towpath.new_id() for _ in range(1_000)}
+
+
+# Units
+
+LEDGERS = {"Ledger", "SqliteLedger", "SqliteOptions", "commands", "errors", "events"}
+"""Modules, and names of the ledger level, which uses microseconds."""
+RAW = {"JobHandle.record", "JobHandle.arecord"}
+"""The ways to a record of the ledger."""
+A_TIME = re.compile(
+    r"(.*_(at|us|micros|seconds)|at|until|since|due|delay|timeout|ttl|window|retention|lease|period|wait|max_hold"
+    r"|interval|cooldown|every|base|for_|age|eta|duration|waited|late|grace|ageing|span)"
+)
+
+
+def _members(kind: type) -> Iterator[tuple[str, str, str]]:
+    """(member, name of a value, its annotation) of the fields, properties, parameters and results."""
+    for base in kind.__mro__:
+        for name, note in getattr(base, "__annotations__", {}).items():
+            yield name, name, str(note)
+    for name, member in inspect.getmembers_static(kind):
+        found = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+        if (name.startswith("_") and name != "__init__") or not inspect.isfunction(found):
+            continue
+        signature = inspect.signature(found)
+        yield name, name, str(signature.return_annotation)
+        for parameter in signature.parameters.values():
+            yield name, parameter.name, str(parameter.annotation)
+
+
+def _micros(name: str, note: str) -> bool:
+    """True if a value of this name and type could be a time or duration in microseconds."""
+    whole = "int" in re.findall(r"\w+", note) and not re.search("float|timedelta|datetime|Span", note)
+    return name.endswith(("_us", "micros")) or (whole and A_TIME.fullmatch(name) is not None)
+
+
+@pytest.mark.parametrize("name", sorted(set(SURFACE) - LEDGERS))
+def test_no_microseconds_at_the_surface(name: str) -> None:
+    thing = getattr(towpath, name)
+    if not inspect.isclass(thing):
+        assert "microsecond" not in (thing.__doc__ or "")
+        return
+    members = [
+        (member, value, note) for member, value, note in _members(thing) if f"{name}.{member}" not in RAW
+    ]
+    assert [each for each in members if _micros(*each[1:])] == []
+    texts = {name: thing.__doc__} | {member: getattr(thing, member, None).__doc__ for member, _, _ in members}
+    assert [each for each, text in texts.items() if "microsecond" in (text or "")] == []
+
+
+@pytest.mark.parametrize("kind", towpath.events.KINDS, ids=lambda kind: kind.__name__)
+def test_no_microseconds_in_events(kind: type) -> None:
+    assert [each for each in _members(kind) if _micros(*each[1:])] == []
+    assert "microsecond" not in (kind.__doc__ or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "note", "expected"),
+    [
+        ("until", "int | None", True),
+        ("delay_us", "float", True),
+        ("timeout", "float | timedelta | None", False),
+        ("created_at", "datetime", False),
+        ("count", "int", False),
+    ],
+)
+def test_a_microsecond_is_noticed(name: str, note: str, expected: bool) -> None:
+    assert _micros(name, note) is expected

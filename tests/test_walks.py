@@ -43,7 +43,7 @@ def definitions(body: list[ast.stmt], inside: str = "") -> Iterator[str]:
 
 
 def missing(text: str) -> list[str]:
-    """What a text names and the tree does not have."""
+    """The names in a text that the tree does not have."""
     found = []
     for path, name in named(text):
         file = find(path)

@@ -94,7 +94,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.chaos", description="Break things on purpose, and count what is lost."
     )
-    parser.add_argument("--seconds", type=float, default=8.0, help="how long each experiment makes trouble")
+    parser.add_argument(
+        "--seconds", type=float, default=8.0, help="duration of the disturbance in each experiment"
+    )
     parser.add_argument("--seed", type=int, default=None, help="of the first run; random if left out")
     parser.add_argument("--runs", type=int, default=1, help="how often, each with another seed")
     parser.add_argument("--backend", action="append", choices=["sqlite", "postgres"], help="only this one")
@@ -103,20 +105,20 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     seed = int.from_bytes(os.urandom(2)) if given.seed is None else given.seed
     only = [name.strip() for name in given.only.split(",") if name.strip()]
-    clean, told = True, []
+    clean, notes = True, []
     print(f"seed {seed}", row(COLUMNS), sep="\n", flush=True)
     for number in range(seed, seed + given.runs):
         for backend, name in wanted(given.backend or ["sqlite", "postgres"], only):
             began = time.monotonic()
             found = performed(EXPERIMENTS[backend, name], number, given.seconds)
             if given.plant:
-                found.lose("planted")
+                found.add_lost("planted")
             numbers = (found.events, found.jobs, found.lost, found.doubled, found.rerun, found.unexplained)
             print(row((backend, name, *numbers, f"{time.monotonic() - began:.1f}")), flush=True)
             clean = clean and found.clean
-            told += [f"{backend} {name}: not run: {found.skipped}"] if found.skipped else []
-            told += [f"{backend} {name} (seed {number}): {note}" for note in found.notes[:10]]
-    print(*told, sep="\n")
+            notes += [f"{backend} {name}: not run: {found.skipped}"] if found.skipped else []
+            notes += [f"{backend} {name} (seed {number}): {note}" for note in found.notes[:10]]
+    print(*notes, sep="\n")
     return 0 if clean else 1
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 import towpath
-from tests.support.postgres_member import Asked, Pages, Tasks
+from tests.support.postgres_member import Acknowledged, LineFile, Tasks
 from towpath import App
 from towpath.errors import LedgerError
 from towpath.tasks.new_jobs import new_id
@@ -32,8 +32,8 @@ WORK = 0.005
 
 
 class Work(Tasks):
-    """The tasks of a fleet, and one with a commit function. They are never given up for failures: what fails
-    is found."""
+    """The tasks of a fleet, and one with a commit function. They have no limit of failures: the audit finds a
+    failed job."""
 
     def __init__(self, app: App, folder: Path | None = None, name: str = "") -> None:
         super().__init__(app, folder, name)
@@ -57,12 +57,12 @@ class Work(Tasks):
 
 
 class Producer:
-    """Enqueues some of everything, each request until it is acknowledged: with the ids it has, a repetition
-    changes nothing."""
+    """Enqueues jobs of every kind, each request until it is acknowledged: its ids make a repetition
+    harmless."""
 
     def __init__(self, app: App, folder: Path, name: str, size: int) -> None:
         self._app, self._work = app, Work(app)
-        self._asked = Pages(folder / f"{name}.asked")
+        self._asked = LineFile(folder / f"{name}.asked")
         self._dice = random.Random(name)
         self._label = self._dice.randbytes(size).hex()[:size]
         self.over = threading.Event()
@@ -78,7 +78,7 @@ class Producer:
                 if self.over.wait(0.05):
                     return
             for id in ids:
-                self._asked.write(Asked(id))
+                self._asked.write(Acknowledged(id))
 
     def _put(self, ids: list[str], tasks: list[Any]) -> bool:
         """Several jobs are one batch, in which each waits for the one before."""

@@ -1,13 +1,11 @@
 """The audit of an experiment: what was acknowledged and run outside of the ledger, compared with what the
 ledger has.
 
-- **lost**: a job that was acknowledged and is not there, or has not ended as done; a done job whose commit
-  function left no row.
-- **doubled**: one claim that was run twice, or a commit function that was applied more than once.
-- **rerun**: a further run of a job, which at-least-once allows. Each needs an event that explains it.
-- **unexplained**: a rerun without such an event, a finding of `check()`, a process that ended by itself, and
-  the like.
-"""
+- **lost**: a job that was acknowledged and is not there, or has not ended as done; a done job without the row
+of its commit function. - **doubled**: one claim that was run twice, or a commit function that was applied
+more than once. - **rerun**: a further run of a job, which at-least-once allows. Each needs an event that
+explains it. - **unexplained**: a rerun without such an event, a finding of `check()`, a process that ended by
+itself, and the like."""
 
 from __future__ import annotations
 
@@ -19,12 +17,13 @@ from itertools import pairwise
 import msgspec
 
 from tests.support.postgres_member import Line
-from towpath import Job, State
+from towpath import State
+from towpath.commands import Job
 
-EVERYBODY = "*"
+ALL_PROCESSES = "*"
 """The victim of an event that concerns all processes, such as an outage of the server."""
 SETTLING = 15_000_000_000
-"""Nanoseconds. A run that began before an event for everybody may be repeated for so long after it."""
+"""Nanoseconds. A run that began before an event for all processes may be repeated for so long after it."""
 
 
 class Event(msgspec.Struct):
@@ -43,7 +42,7 @@ def event(what: str, victim: str, at: int | None = None) -> Event:
 
 
 class Run(msgspec.Struct):
-    """A run of a handler in one process. `ended` is how, None if the process did not get so far."""
+    """A run of a handler in one process. `ended` is its end, None if the process ended before."""
 
     id: str
     fence: int
@@ -53,7 +52,7 @@ class Run(msgspec.Struct):
 
 
 class Findings(msgspec.Struct):
-    """A row of the table. `notes` say what each number is made of."""
+    """A row of the table. `notes` explain each number."""
 
     events: int = 0
     jobs: int = 0
@@ -68,15 +67,15 @@ class Findings(msgspec.Struct):
     def clean(self) -> bool:
         return not (self.lost or self.doubled or self.unexplained)
 
-    def lose(self, why: str) -> None:
+    def add_lost(self, why: str) -> None:
         self.lost += 1
         self.notes.append(f"lost: {why}")
 
-    def double(self, why: str) -> None:
+    def add_doubled(self, why: str) -> None:
         self.doubled += 1
         self.notes.append(f"doubled: {why}")
 
-    def wonder(self, why: str) -> None:
+    def add_unexplained(self, why: str) -> None:
         self.unexplained += 1
         self.notes.append(f"unexplained: {why}")
 
@@ -97,8 +96,8 @@ def runs_of(lines: Mapping[str, Iterable[Line]]) -> list[Run]:
 
 
 class Record(msgspec.Struct):
-    """What is known outside of the ledger. `applied`: rows of commit functions by job, None if there are none
-    in this experiment."""
+    """The facts from outside of the ledger. `applied`: rows of commit functions by job, None if there are
+    none in this experiment."""
 
     events: Sequence[Event]
     asked: Sequence[str]
@@ -112,7 +111,7 @@ def audit(record: Record, jobs: Mapping[str, Job], check: Sequence[str]) -> Find
     _applied(found, record, jobs)
     _reruns(found, record)
     for line in check:
-        found.wonder(f"check: {line}")
+        found.add_unexplained(f"check: {line}")
     return found
 
 
@@ -121,15 +120,17 @@ def _acknowledged(found: Findings, record: Record, jobs: Mapping[str, Job]) -> N
     for id in dict.fromkeys(record.asked):
         job = jobs.get(id)
         if job is None:
-            found.lose(f"job {id} was acknowledged and is not there")
+            found.add_lost(f"job {id} was acknowledged and is not there")
         elif job.state is not State.DONE:
-            found.lose(
+            found.add_lost(
                 f"job {id} is {job.state} ({job.reason}) after {job.losses} losses: {(job.error or '')[:80]}"
             )
         elif (id, job.settled_fence) not in returned:
-            found.wonder(f"job {id} is done by fence {job.settled_fence}, and no handler returned with it")
+            found.add_unexplained(
+                f"job {id} is done by fence {job.settled_fence}, and no handler returned with it"
+            )
     for id in sorted({run.id for run in record.runs} - jobs.keys()):
-        found.lose(f"job {id} ran and is not there")
+        found.add_lost(f"job {id} ran and is not there")
 
 
 def _applied(found: Findings, record: Record, jobs: Mapping[str, Job]) -> None:
@@ -138,19 +139,19 @@ def _applied(found: Findings, record: Record, jobs: Mapping[str, Job]) -> None:
     for id, rows in record.applied.items():
         job = jobs.get(id)
         if rows > 1:
-            found.double(f"the commit function of job {id} was applied {rows} times")
+            found.add_doubled(f"the commit function of job {id} was applied {rows} times")
         elif job is None or job.state is not State.DONE:
-            found.wonder(f"the commit function of job {id} was applied, and the job is not done")
+            found.add_unexplained(f"the commit function of job {id} was applied, and the job is not done")
     for job in jobs.values():
         if job.kind == "apply" and job.state is State.DONE and job.id not in record.applied:
-            found.lose(f"job {job.id} is done, and its commit function was not applied")
+            found.add_lost(f"job {job.id} is done, and its commit function was not applied")
 
 
 def _reruns(found: Findings, record: Record) -> None:
     claims = Counter((run.id, run.fence) for run in record.runs)
     for (id, fence), count in claims.items():
         if count > 1:
-            found.double(f"job {id} was run {count} times with fence {fence}")
+            found.add_doubled(f"job {id} was run {count} times with fence {fence}")
     by_job: dict[str, list[Run]] = defaultdict(list)
     for run in sorted(record.runs, key=lambda run: run.at):
         by_job[run.id].append(run)
@@ -161,13 +162,13 @@ def _reruns(found: Findings, record: Record) -> None:
             found.rerun += 1
             if not any(_explains(each, run, later) for each in record.events):
                 how = run.ended or "did not end"
-                found.wonder(
+                found.add_unexplained(
                     f"job {id} ran again in {later.process}; its run in {run.process} {how}, and no event"
                     " explains it"
                 )
 
 
 def _explains(event: Event, run: Run, later: Run) -> bool:
-    if event.victim == EVERYBODY:
+    if event.victim == ALL_PROCESSES:
         return event.at - SETTLING <= later.at and run.at <= event.until + SETTLING
     return event.victim == run.process and event.at <= later.at and run.at <= event.until

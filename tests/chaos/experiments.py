@@ -1,5 +1,5 @@
 """Experiments with processes: kills, freezes, outages and a full disk, while producers enqueue and workers
-work.
+run jobs.
 
 Each experiment ends when everything that was acknowledged has ended, or when it takes too long, and is then
 audited."""
@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.chaos.audit import EVERYBODY, Event, Findings, Record, audit, event, runs_of
+from tests.chaos.audit import ALL_PROCESSES, Event, Findings, Record, audit, event, runs_of
 from tests.chaos.stores import MB, PostgresStore, SqliteStore, Store, filled, postgres_store, small_disk
 from tests.support.postgres_fleet import Fleet, all_jobs, at_rest
-from towpath import App, Spec, open_ledger
+from towpath import App, open_ledger
+from towpath.commands import Spec
 from towpath.core.commands import Append
 from towpath.errors import LedgerError
 from towpath.ledger.sqlite.ledger import FAULT_POINTS
@@ -27,14 +28,14 @@ from towpath.runtime.caretaker import CARETAKER_KEY as CARETAKER
 ROOT = Path(__file__).parents[2]
 LEASE = 4.0
 PATIENCE = 90.0
-"""Seconds after which what has not ended is lost."""
+"""Seconds after which an unfinished job counts as lost."""
 STARTING = 5.0
 """Seconds that a process may take until it handles signals."""
 PACE = 0.04
 """Seconds between two requests of a producer, on average."""
 
 
-class Crew(Fleet):
+class ChaosFleet(Fleet):
     """Two workers and two producers. A killed process is replaced by one with a new name."""
 
     def __init__(self, store: Store, seed: int, size: int = 10) -> None:
@@ -65,7 +66,8 @@ class Crew(Fleet):
         ]
 
     def busy(self, role: str) -> list[str]:
-        """Those that have run or enqueued something: killing processes that still start proves nothing."""
+        """The processes that have run or enqueued a job: killing processes that still start proves
+        nothing."""
         records = {
             name: self.folder / f"{name}.{'runs' if role == 'worker' else 'asked'}"
             for name in self.alive(role)
@@ -80,7 +82,7 @@ class Crew(Fleet):
         self.hire(name.rstrip("0123456789"), fault)
 
     def buried(self) -> bool:
-        """Replace the workers whose fault point has killed them."""
+        """Replace the workers that their fault points have killed."""
         for name, at in list(self.armed.items()):
             if self.members[name].poll() is not None:
                 del self.armed[name]
@@ -99,14 +101,14 @@ class Crew(Fleet):
         self.until(lambda: all(self.runs(name) for name in names), "every worker has had a job")
 
     def dismiss(self) -> None:
-        """Producers end, in order."""
+        """End the producers, one after the other."""
         names = self.alive("producer")
         for name in names:
             self.members[name].terminate()
         for name in names:
             code = self.members.pop(name).wait(PATIENCE)
-            # The signal may come before the handler for it is there.
-            assert code in (0, -signal.SIGTERM), f"{name} ended with {code}\n{self.said()}"
+            # The signal may arrive before its handler is installed.
+            assert code in (0, -signal.SIGTERM), f"{name} ended with {code}\n{self.output()}"
 
     def settle_in(self) -> None:
         """Wait until the youngest worker is ready for a signal."""
@@ -128,25 +130,25 @@ class Crew(Fleet):
         return Record(self.events, self.asked_ids(), runs_of(lines), self.store.applied())
 
 
-def run(store: Store, seed: int, trouble: Callable[[Crew], None], size: int = 10) -> Findings:
-    """Let a crew work while there is trouble, then until everything has ended; what the audit found."""
+def run(store: Store, seed: int, disturb: Callable[[ChaosFleet], None], size: int = 10) -> Findings:
+    """Run a fleet during the disturbance, then until all jobs have ended; return the audit's findings."""
     problems: list[str] = []
-    crew = Crew(store, seed, size)
+    fleet = ChaosFleet(store, seed, size)
     with App(store.url) as app:
         try:
-            with crew:
-                crew.wait_for_work()
-                trouble(crew)
-                crew.dismiss()
+            with fleet:
+                fleet.wait_for_work()
+                disturb(fleet)
+                fleet.dismiss()
                 with contextlib.suppress(AssertionError):
-                    crew.until(lambda: crew.buried() and at_rest(app), "everything has ended", PATIENCE)
-                crew.settle_in()
+                    fleet.until(lambda: fleet.buried() and at_rest(app), "everything has ended", PATIENCE)
+                fleet.settle_in()
         except AssertionError as error:
             problems.append(" ".join(str(error).split())[:300])
-            problems += crew.last_words()
-        found = audit(crew.record(), all_jobs(app), app.ledger.check())
+            problems += fleet.last_words()
+        found = audit(fleet.record(), all_jobs(app), app.ledger.check())
     for each in reversed(problems):
-        found.wonder(each)
+        found.add_unexplained(each)
         found.notes.insert(0, found.notes.pop())
     return found
 
@@ -155,14 +157,14 @@ def kills(store: Store, seed: int, seconds: float) -> Findings:
     """SIGKILL of workers, producers and the caretaker at random moments, and on SQLite at the named fault
     points."""
 
-    def trouble(crew: Crew) -> None:
+    def disturb(fleet: ChaosFleet) -> None:
         until = time.monotonic() + seconds
         with App(store.url) as app:
             while time.monotonic() < until:
-                time.sleep(0.1 + 0.3 * crew.dice.random())
-                crew.buried()
-                choice = crew.dice.random()
-                names = crew.busy("producer" if choice < 0.25 else "worker")
+                time.sleep(0.1 + 0.3 * fleet.dice.random())
+                fleet.buried()
+                choice = fleet.dice.random()
+                names = fleet.busy("producer" if choice < 0.25 else "worker")
                 if not names:
                     continue
                 if 0.25 <= choice < 0.45:
@@ -171,53 +173,53 @@ def kills(store: Store, seed: int, seconds: float) -> Findings:
                     names = [named] if named in names else names
                 fault = None
                 if choice > 0.7 and isinstance(store, SqliteStore):
-                    point = crew.dice.choice(FAULT_POINTS)
-                    fault = (point, 1 if point == "checkpointed" else crew.dice.randrange(1, 60))
-                crew.replace(crew.dice.choice(names), fault)
+                    point = fleet.dice.choice(FAULT_POINTS)
+                    fault = (point, 1 if point == "checkpointed" else fleet.dice.randrange(1, 60))
+                fleet.replace(fleet.dice.choice(names), fault)
 
-    return run(store, seed, trouble)
+    return run(store, seed, disturb)
 
 
 def freezes(store: Store, seed: int, seconds: float) -> Findings:
-    """SIGSTOP of a worker for longer than its lease, then SIGCONT: it goes on with what others have
-    meanwhile. A process that is frozen while it writes stops all others on SQLite, whose leases may run out
-    meanwhile; on PostgreSQL it must not."""
+    """SIGSTOP of a worker for longer than its lease, then SIGCONT: it continues jobs that other workers have
+    claimed meanwhile. On SQLite a process that is frozen while it writes stops all others, and their leases
+    may end; on PostgreSQL it must not."""
 
-    def trouble(crew: Crew) -> None:
+    def disturb(fleet: ChaosFleet) -> None:
         until = time.monotonic() + seconds
-        while time.monotonic() < until or not crew.events:
-            name, at = crew.dice.choice(crew.alive("worker")), time.monotonic_ns()
-            crew.signal(name, signal.SIGSTOP)
+        while time.monotonic() < until or not fleet.events:
+            name, at = fleet.dice.choice(fleet.alive("worker")), time.monotonic_ns()
+            fleet.signal(name, signal.SIGSTOP)
             try:
                 time.sleep(LEASE / 2)
-                before = len(crew.asked())
-                time.sleep(LEASE * (0.7 + crew.dice.random()))
-                stopped_all = isinstance(store, SqliteStore) and len(crew.asked()) == before
+                before = len(fleet.asked())
+                time.sleep(LEASE * (0.7 + fleet.dice.random()))
+                stopped_all = isinstance(store, SqliteStore) and len(fleet.asked()) == before
             finally:
-                crew.signal(name, signal.SIGCONT)
-            time.sleep(0.5 + crew.dice.random())
-            crew.events.append(event("freeze", EVERYBODY if stopped_all else name, at))
+                fleet.signal(name, signal.SIGCONT)
+            time.sleep(0.5 + fleet.dice.random())
+            fleet.events.append(event("freeze", ALL_PROCESSES if stopped_all else name, at))
 
-    return run(store, seed, trouble)
+    return run(store, seed, disturb)
 
 
 def outages(store: PostgresStore, seed: int, seconds: float) -> Findings:
-    """The server is killed, or stopped without writing anything out, and started again: a power cut for the
+    """The server is killed, or stopped without a checkpoint, and started again: a power cut for the
     database."""
 
-    def trouble(crew: Crew) -> None:
+    def disturb(fleet: ChaosFleet) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            time.sleep(1 + crew.dice.random())
+            time.sleep(1 + fleet.dice.random())
             at = time.monotonic_ns()
-            if crew.dice.random() < 0.5:
+            if fleet.dice.random() < 0.5:
                 store.server.kill()
             else:
                 store.server.stop("immediate")
             store.server.up()
-            crew.events.append(event("outage", EVERYBODY, at))
+            fleet.events.append(event("outage", ALL_PROCESSES, at))
 
-    return run(store, seed, trouble)
+    return run(store, seed, disturb)
 
 
 def full_disk_sqlite(seed: int, seconds: float, folder: Path) -> Findings:
@@ -234,28 +236,28 @@ def full_disk_postgres(seed: int, seconds: float) -> Findings:
 def _full(store: Store, seed: int, seconds: float, disk: Path, left: int, size: int) -> Findings:
     stuck: list[bool] = []
 
-    def trouble(crew: Crew) -> None:
+    def disturb(fleet: ChaosFleet) -> None:
         for _ in range(2):
             at = time.monotonic_ns()
             with filled(disk, left):
-                stuck.append(_stands_still(crew, seconds))
+                stuck.append(_stands_still(fleet, seconds))
             if isinstance(store, PostgresStore):
                 _revive(store)
-            before = len(crew.asked())
-            crew.until(lambda before=before: len(crew.asked()) > before + 5, "jobs are acknowledged again")  # type: ignore[misc]
-            crew.events.append(event("full disk", EVERYBODY, at))
+            before = len(fleet.asked())
+            fleet.until(lambda before=before: len(fleet.asked()) > before + 5, "jobs are acknowledged again")  # type: ignore[misc]
+            fleet.events.append(event("full disk", ALL_PROCESSES, at))
 
-    found = run(store, seed, trouble, size)
+    found = run(store, seed, disturb, size)
     if not all(stuck):
         found.notes.append("the disk did not become full")
     return found
 
 
-def _stands_still(crew: Crew, seconds: float) -> bool:
+def _stands_still(fleet: ChaosFleet, seconds: float) -> bool:
     """Wait until no job was acknowledged for two seconds, at most `seconds`."""
     until, last, since = time.monotonic() + seconds, -1, time.monotonic()
     while time.monotonic() < until:
-        now = len(crew.asked())
+        now = len(fleet.asked())
         if now != last:
             last, since = now, time.monotonic()
         elif time.monotonic() - since > 2:
@@ -277,8 +279,8 @@ def _revive(store: PostgresStore) -> None:
 
 
 def damage_postgres(seed: int, cases: int) -> Findings:
-    """Bytes overwritten in the table of jobs of a stopped server with checksums: what is read is right, or an
-    error."""
+    """Bytes overwritten in the table of jobs of a stopped server with checksums: every read is right, or
+    raises an error."""
     found, dice, ids = Findings(), random.Random(seed), [f"job{n}" for n in range(300)]
     with postgres_store(checksums=True) as store:
         with contextlib.closing(open_ledger(store.url)) as ledger:
@@ -302,5 +304,5 @@ def damage_postgres(seed: int, cases: int) -> Findings:
                 continue
             for id in ids:
                 if id not in read or read[id].payload != id.encode() * 20:
-                    found.lose(f"{length} bytes at {at}: job {id} is missing or changed without an error")
+                    found.add_lost(f"{length} bytes at {at}: job {id} is missing or changed without an error")
     return found

@@ -72,7 +72,7 @@ class RecordingVfs(apsw.VFS):
 
 
 def recorded(big: bool) -> list[Step]:
-    """What a ledger writes while the history is played, with the acknowledgements in between."""
+    """The writes of a ledger while the history is played, with the acknowledgements in between."""
     steps: list[Step] = []
     with tempfile.TemporaryDirectory(prefix="towpath-chaos-") as folder:
         vfs = RecordingVfs(steps)
@@ -144,8 +144,8 @@ def _cut(found: Findings, steps: list[Step], cut: int, dice: random.Random, big:
         try:
             prove(Path(folder) / "a.db", acknowledged, big)
         except Exception as error:
-            tell = found.lose if acknowledged else found.wonder
-            tell(
+            add = found.add_lost if acknowledged else found.add_unexplained
+            add(
                 f"cut after step {cut}, {acknowledged} batches acknowledged: {type(error).__name__}:"
                 f" {error!s:.200}"
             )
@@ -223,8 +223,8 @@ _CHECKPOINT = (
 
 
 def _read(copies: list[Path]) -> Iterator[list[Any] | int]:
-    """What a process finds in each copy: missing jobs, wrong payloads, the error. A number is the exit code
-    of one that died."""
+    """The findings of a process in each copy: missing jobs, wrong payloads, the error. A number is the exit
+    code of a process that died."""
     at = 0
     while at < len(copies):
         lines = "".join(f'["{copy}/a.db", {JOBS}]\n' for copy in copies[at:])
@@ -246,8 +246,8 @@ def _read(copies: list[Path]) -> Iterator[list[Any] | int]:
 
 def damage(seed: int, cases: int) -> Findings:
     """Bytes flipped, overwritten or cut off in the database, its log and the small files beside it. Every
-    answer is right, or an error says so. Damage of the log alone ends the log there, and the jobs before it
-    must be all there."""
+    answer is right, or an error is raised. Damage of the log alone ends the log there, and the ledger must
+    have all jobs before it."""
     dice, found = random.Random(seed), Findings()
     with tempfile.TemporaryDirectory(prefix="towpath-chaos-") as name:
         folder = Path(name)
@@ -258,7 +258,7 @@ def damage(seed: int, cases: int) -> Findings:
             found.events += 1
             found.jobs += JOBS
             if isinstance(answer, int):
-                found.wonder(f"{how}: the reader ended with {answer}")
+                found.add_unexplained(f"{how}: the reader ended with {answer}")
                 continue
             missing, wrong, problem = answer
             payloads += bool(wrong and not problem)
@@ -266,7 +266,7 @@ def damage(seed: int, cases: int) -> Findings:
                 if how.endswith("-wal") and missing == list(range(missing[0], JOBS)):
                     cut_short += 1
                 else:
-                    found.lose(f"{how}: {len(missing)} jobs are missing without an error")
+                    found.add_lost(f"{how}: {len(missing)} jobs are missing without an error")
     if cut_short:
         found.notes.append(
             f"{cut_short} times the log ended at the damage, as SQLite reads it: the jobs after it are"

@@ -1,4 +1,4 @@
-"""The two stores of the experiments: a SQLite file, and a PostgreSQL server of our own."""
+"""The two stores of the experiments: a SQLite file, and a PostgreSQL server of this program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MB = 1024 * 1024
 
 
 class NotPermitted(Exception):
-    """The experiment cannot be run here; the message says why."""
+    """The experiment cannot be run here; the message has the reason."""
 
 
 class Store(Protocol):
@@ -73,7 +73,7 @@ def sqlite_store() -> Iterator[SqliteStore]:
 
 @contextlib.contextmanager
 def postgres_store(checksums: bool = False, parent: Path | None = None) -> Iterator[PostgresStore]:
-    """`fsync` is on: what is acknowledged is on the disk."""
+    """`fsync` is on: acknowledged commits are on the disk."""
     with (
         tempfile.TemporaryDirectory(prefix="towpath-chaos-") as folder,
         place(parent) as where,
@@ -125,7 +125,7 @@ def filled(disk: Path, left: int) -> Iterator[None]:
         with ballast.open("wb") as file:
             free = os.statvfs(disk)
             for missing in range(16):
-                # Others take room in the meantime.
+                # Other processes use space in the meantime.
                 with contextlib.suppress(OSError):
                     os.posix_fallocate(
                         file.fileno(), 0, max(1, free.f_bavail * free.f_frsize - left - missing * MB)

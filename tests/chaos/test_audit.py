@@ -9,10 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.chaos import __main__ as program
-from tests.chaos.audit import EVERYBODY, SETTLING, Event, Findings, Record, Run, audit
+from tests.chaos.audit import ALL_PROCESSES, SETTLING, Event, Findings, Record, Run, audit
 from tests.chaos.power import damage, power_cuts
 from tests.chaos.stores import NotPermitted
-from towpath import Job, Spec, State
+from towpath import State
+from towpath.commands import Job, Spec
 from towpath.core import admission
 from towpath.core.facts import AppendFacts
 
@@ -47,8 +48,8 @@ def test_what_is_well() -> None:
         ({"events": []}, {}, [], (0, 0, 1, 1)),
         ({"events": [replace(KILL, victim="w2")]}, {}, [], (0, 0, 1, 1)),
         ({"events": [Event("freeze", "w1", 21, 22)]}, {}, [], (0, 0, 1, 1)),
-        ({"events": [Event("outage", EVERYBODY, 12, 13)]}, {}, [], (0, 0, 1, 0)),
-        ({"events": [Event("outage", EVERYBODY, 30 + SETTLING, 40 + SETTLING)]}, {}, [], (0, 0, 1, 1)),
+        ({"events": [Event("outage", ALL_PROCESSES, 12, 13)]}, {}, [], (0, 0, 1, 0)),
+        ({"events": [Event("outage", ALL_PROCESSES, 30 + SETTLING, 40 + SETTLING)]}, {}, [], (0, 0, 1, 1)),
         ({"events": [], "runs": (replace(RUNS[0], ended="raised"), *RUNS[1:])}, {}, [], (0, 0, 0, 0)),
         ({}, {}, ["a count is wrong"], (0, 0, 1, 1)),
     ],
@@ -71,7 +72,7 @@ def test_damage_is_noticed() -> None:
     assert (found.events, found.clean) == (6, True)
 
 
-def test_the_program_fails_for_a_loss_and_says_what_was_not_run(
+def test_the_program_fails_for_a_loss_and_lists_what_was_not_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused(seed: int, seconds: float) -> Findings:
@@ -84,8 +85,8 @@ def test_the_program_fails_for_a_loss_and_says_what_was_not_run(
         {("sqlite", "kill"): lambda *_: replace(clean, notes=[]), ("sqlite", "x"): refused},
     )
     assert program.main(["--seed", "1"]) == 0
-    told = capsys.readouterr().out
-    assert told.splitlines()[1].split() == list(program.COLUMNS)
-    assert "sqlite x: not run: no root here" in told
+    output = capsys.readouterr().out
+    assert output.splitlines()[1].split() == list(program.COLUMNS)
+    assert "sqlite x: not run: no root here" in output
     assert program.main(["--only", "kill", "--plant"]) == 1
     assert "lost: planted" in capsys.readouterr().out

@@ -23,21 +23,21 @@ def poison(store: Store, seed: int, seconds: float) -> Findings:
     """A job that ends its process, 500 innocents of 0.2 s beside it, 32 at once: exactly one dead letter."""
     load = poisoned.Load()
     found = poisoned.supervise(store.url, load)
-    told = Findings(events=found.starts - 1, jobs=load.innocents + 1, rerun=found.losses)
+    findings = Findings(events=found.starts - 1, jobs=load.innocents + 1, rerun=found.losses)
     if missing := load.innocents - found.done:
-        told.lost = missing
-        told.notes.append(f"{missing} innocents are not done, {len(found.dead)} jobs are dead letters")
+        findings.lost = missing
+        findings.notes.append(f"{missing} innocents are not done, {len(found.dead)} jobs are dead letters")
     if found.dead != [found.poison]:
-        told.wonder(
+        findings.add_unexplained(
             f"dead letters: {len(found.dead)}, the poison is"
             f" {'' if found.poison in found.dead else 'not '}among them"
         )
-    return told
+    return findings
 
 
 def recovery(store: Store, seed: int, seconds: float) -> Findings:
     """SIGKILL of a worker with 200 running jobs and default settings: how soon they run again elsewhere."""
-    told = Findings(events=1, jobs=HELD)
+    findings = Findings(events=1, jobs=HELD)
     with App(store.url) as app, process(store.url, store.folder, "one") as one:
         task = app.task(name="hold")(lambda n: None)
         task.enqueue_many([task.of(n) for n in range(HELD)])
@@ -49,19 +49,19 @@ def recovery(store: Store, seed: int, seconds: float) -> Findings:
             with contextlib.suppress(AssertionError):
                 until(lambda: running(app, "two") == HELD)
             took = time.monotonic() - killed
-            told.rerun = running(app, "two")
-    told.lost = HELD - told.rerun
-    told.notes.append(f"{told.rerun} of {HELD} ran again after {took:.1f} s")
+            findings.rerun = running(app, "two")
+    findings.lost = HELD - findings.rerun
+    findings.notes.append(f"{findings.rerun} of {HELD} ran again after {took:.1f} s")
     if took > 3 * SOON[store.url.partition(":")[0]]:
-        told.wonder("recovery took too long")
-    return told
+        findings.add_unexplained("recovery took too long")
+    return findings
 
 
 def log_size(store: SqliteStore, seed: int, seconds: float) -> Findings:
     """Two producers and two workers that write as fast as they can: the log stays below its bound."""
     grown = write_together(Path(store.path), max(seconds, 20.0))
-    told = Findings(events=0, jobs=grown.done)
-    told.notes.append(f"the log had at most {grown.largest / 1e6:.1f} MB of {BOUND / 1e6:.1f} MB")
+    findings = Findings(events=0, jobs=grown.done)
+    findings.notes.append(f"the log had at most {grown.largest / 1e6:.1f} MB of {BOUND / 1e6:.1f} MB")
     if grown.largest > BOUND:
-        told.wonder("the log is longer than its bound")
-    return told
+        findings.add_unexplained("the log is longer than its bound")
+    return findings

@@ -1,4 +1,4 @@
-"""The example application, importable as its users have it: from the directory `examples`."""
+"""The example application, imported from the directory `examples`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The worker is killed (SIGKILL) at each point of its work, and another one takes over: every effect is there
-exactly once."""
+"""The worker is killed (SIGKILL) at each point of its work, and another worker continues: every effect is
+stored exactly once."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ for n in range(int(sys.argv[1])):
 def stage(folder: Path) -> Iterator[tuple[Platform, dict[str, str]]]:
     platform = Platform()
     with Simulator({"clicktube": platform}) as simulator:
-        # Half an hour until the second look is 0.03 s here.
+        # Half an hour until the second request is 0.03 s here.
         settings = {"RECONCILIATION_DB": str(folder / "work.db"), "RECONCILIATION_MINUTE": "0.001"}
-        # We look after the ledger: a killed worker that did would be missed for five seconds.
+        # The test is the caretaker: a killed caretaker would be replaced only after five seconds.
         with App(f"sqlite:///{folder / 'work.db'}") as keeper:
             keeper.engine.start_caretaker()
             while (seen := keeper.ledger.version()) is not None and keeper.ledger.note(CARETAKER) is None:
@@ -97,11 +97,11 @@ def test_killed_anywhere(tmp_path: Path, where: str) -> None:
         for n in range(3):
             platform.posts[f"p{n}"] = Numbers(1000, 100, 10)
         if "look_again" in where:
-            # Never whole numbers: the verdict is `incomplete` after the second look.
+            # Never whole numbers: the verdict is `incomplete` after the second request.
             platform.posts["p0"] = Numbers(1000, None, 10)
         assert run(SUBMIT, environment, "3") == 0
         assert run(WORKER, environment, where, str(tmp_path / "killed")) == -9
-        # The burst waits for the lease of the dead one: what is running somewhere is not the end of it.
+        # The burst waits for the leases of the dead worker: running jobs of other workers count.
         while run(WORKER, environment, where, str(tmp_path / "killed")) == 0:
             with closing(store.connect(environment["RECONCILIATION_DB"])) as db:
                 rows = db.execute("SELECT count(*) FROM reconciliation").get

@@ -1,4 +1,4 @@
-"""The rules of the business."""
+"""The rules of the example."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_critical() -> None:
 
 @given(st.integers(1, 10**6), st.integers(0, 10**7), st.integers(0, 10**7))
 def test_a_larger_claim_is_never_better(truth: int, one: int, other: int) -> None:
-    """Above the truth, whoever claims more is judged at least as hard."""
+    """A larger claim above the truth gets at least as severe a verdict."""
     order = ["matched", "low", "medium", "high", "overclaimed"]
     low, high = sorted((truth + one, truth + other))
     verdicts = [classify(Numbers(n, 0, 0), Numbers(truth, 0, 0)).status for n in (low, high)]

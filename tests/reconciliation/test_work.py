@@ -1,5 +1,4 @@
-"""The application against real platforms over HTTP, on a clock that the test moves: what can go wrong, and
-what happens then."""
+"""The application with real platforms over HTTP and a manual clock: each failure and its effect."""
 
 from __future__ import annotations
 
@@ -72,7 +71,7 @@ def test_the_same_report_again(stage: Stage) -> None:
     first, again = stage.submit("r1"), stage.submit("r1")
     assert first.id == again.id
     stage.bench.drain()
-    # Somebody asks for it once more, under another id: the row's key is the second guard.
+    # A second request under another id: the key of the row is the second guard.
     row = {
         "report": "r1",
         "affiliate": "ada",
@@ -88,7 +87,7 @@ def test_the_same_report_again(stage: Stage) -> None:
 
 
 def test_missing_numbers(stage: Stage) -> None:
-    """They are asked for again, by themselves, at the times that the rules name."""
+    """They are requested again, at the times of the rules."""
     stage.one.unknown_for["post-r1"] = 2
     job = stage.submit("r1")
     stage.bench.drain()
@@ -120,8 +119,8 @@ def test_some_numbers(stage: Stage) -> None:
 
 
 def test_one_platform_down(stage: Stage) -> None:
-    """Its breaker opens: the reports that wait are not touched, those that failed wait with them, the other
-    platform goes on."""
+    """Its breaker opens: waiting reports are not touched, failed ones wait with them, the other platform
+    works."""
     stage.one.down = True
     held = [stage.submit(f"a{n}", ONE) for n in range(30)]
     others = [stage.submit(f"b{n}", TWO) for n in range(30)]
@@ -165,7 +164,7 @@ def test_a_post_that_always_fails(stage: Stage, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_too_many_requests(stage: Stage) -> None:
-    """Asked again when it says. It is not down: its breaker stays closed, however often it says so."""
+    """The request is repeated after the given time. The platform is not down: its breaker stays closed."""
     stage.one.per_second = 0
     jobs = [stage.submit(f"r{n}") for n in range(10)]
     stage.bench.drain()
@@ -179,16 +178,16 @@ def test_too_many_requests(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"), [("7", 7.0), ("0", 0.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None), ("-1", None)]
+    ("header", "seconds"), [("7", 7.0), ("0", 0.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None), ("-1", None)]
 )
-def test_retry_after(said: str, seconds: float | None) -> None:
+def test_retry_after(header: str, seconds: float | None) -> None:
     headers = Message()
-    headers["Retry-After"] = said
+    headers["Retry-After"] = header
     assert work.retry_after(urllib.error.HTTPError("http://x", 429, "too many", headers, None)) == seconds
 
 
 def test_a_refusal_is_a_dead_letter(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is silent: it is listed with its error, and brought back when the key is right."""
+    """The dead letter is listed with its error, and retried when the key is right."""
     stage.one.status = 403
     job = stage.submit("r1")
     stage.bench.drain()
@@ -203,7 +202,7 @@ def test_a_refusal_is_a_dead_letter(stage: Stage, caplog: pytest.LogCaptureFixtu
 
 
 def test_a_later_job_of_high_priority(stage: Stage) -> None:
-    """It is scheduled and not ready: nobody waits for it."""
+    """It is scheduled and not ready: it holds no slot."""
     stage.one.unknown_for["post-odd"] = 1
     odd = stage.submit("odd", views=10)  # more clicks than views
     assert odd.status().priority == 0
@@ -295,8 +294,7 @@ def test_wrong_reports(stage: Stage, api: str, wrong: dict[str, Any]) -> None:
 
 
 def test_too_much_is_refused(stage: Stage, api: str) -> None:
-    """The queue does not grow without end: whoever submits is told to come back, and comes back with
-    success."""
+    """The queue has a capacity: a refused caller gets a time, and its repeated request succeeds."""
     stage.one.posts["p"] = Numbers(10, 1, 0)
     work.app.queue(work.queue_of(ONE)).configure(capacity=2)
     answers = [call(f"{api}/reports", {**REPORT, "report": f"r{n}"}) for n in range(3)]

@@ -18,7 +18,8 @@ from towpath.runtime.engine import Components, Engine
 
 
 class BareEngine(Engine):
-    """An engine without tasks and workers. `attended` counts the starts of its caretaker; there is none."""
+    """An engine without tasks and workers. `attended` counts the starts of its caretaker, which does not
+    exist."""
 
     def __init__(self, ledger: Ledger, clock: Clock | None = None, owner: str = "me") -> None:
         super().__init__("test", clock=clock, ledger=ledger)
@@ -70,7 +71,8 @@ def settled(ledger: Ledger, id: str, state: State) -> None:
 
 
 def expire(ledger: Ledger, held: Message | Job) -> None:
-    """Let the lease run out, as if the process had slept; a ledger that saw the time jump spares it once."""
+    """Let the lease end, as if the process had slept; the second upkeep is needed because the first records a
+    clock jump."""
     job = held if isinstance(held, Job) else held.job
     assert job.lease_until is not None
     assert job.lease_len is not None

@@ -1,5 +1,5 @@
-"""A program whose handlers misbehave: `python faulty.py <url> [key=value ...]` is a worker of it, until it is
-told to stop."""
+"""A program with defective handlers: `python faulty.py <url> [key=value ...]` runs its worker until a stop
+signal."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _raise(error: BaseException) -> None:
 
 
 def _forked(child: Callable[[], object]) -> tuple[int, int]:
-    """In the child: do this and come back with its number, 0. In the parent: the child's number and how it
-    ended."""
+    """In the child: call the function and return 0. In the parent: return the process id and the exit status
+    of the child."""
     pid = os.fork()
     if pid == 0:
         child()
@@ -112,8 +112,7 @@ def process_pid() -> int:
 
 @app.task(name="terminates")
 def terminates() -> list[int | None]:
-    """Forked processes of the standard library, told to end in the standard way, as soon as they are
-    there."""
+    """Forked processes of the standard library, terminated in the standard way as soon as they run."""
     codes: list[int | None] = []
     for _ in range(20):
         process = multiprocessing.get_context("fork").Process(target=signal.pause)
@@ -125,13 +124,13 @@ def terminates() -> list[int | None]:
     return codes
 
 
-def _started() -> None:
-    os.write(1, f"started {os.getpid()}\n".encode())
+def _begun() -> None:
+    os.write(1, f"begun {os.getpid()}\n".encode())
 
 
 @app.task(name="loop.refuses")
 async def loop_refuses() -> None:
-    _started()
+    _begun()
     while True:
         try:
             await asyncio.Event().wait()
@@ -141,7 +140,7 @@ async def loop_refuses() -> None:
 
 @app.task(name="loop.blocks")
 async def loop_blocks() -> None:
-    _started()
+    _begun()
     threading.Event().wait()
 
 
@@ -150,24 +149,24 @@ async def loop_is_deaf() -> None:
     # The signal goes to another thread, so that this one is not woken and its handler is not called: as if it
     # had come at the last moment before the wait.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    _started()
+    _begun()
     threading.Event().wait()
 
 
 @app.task(name="thread.hangs")
 def thread_hangs() -> None:
-    _started()
+    _begun()
     threading.Event().wait()
 
 
 @app.task(name="process.hangs", process=True)
 def process_hangs() -> None:
-    _started()
+    _begun()
     threading.Event().wait()
 
 
 if __name__ == "__main__":
-    # Newer Pythons warn of a fork beside threads, which is what is tested.
+    # Newer Pythons warn about a fork beside threads, which is tested here.
     warnings.simplefilter("ignore", DeprecationWarning)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     options = dict(each.split("=") for each in sys.argv[2:])

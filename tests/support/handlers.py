@@ -43,6 +43,11 @@ def spawns() -> str:
     return current().spawn(slowly.of(7)).id
 
 
+@app.task(process=True, max_attempts=1)
+def waits(id: str) -> None:
+    app.job(id).result()
+
+
 @app.task
 async def quick(n: int) -> int:
     return n

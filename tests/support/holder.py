@@ -1,5 +1,5 @@
-"""A worker process that holds what it is given: `python holder.py <url> <name> <concurrency>`, until it is
-told to stop."""
+"""A worker process with handlers that wait: `python holder.py <url> <name> <concurrency>`, until a stop
+signal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def hold(n: int) -> None:
 
 @app.task(name="forks")
 def forks() -> None:
-    """Leaves a child behind that outlives its parent."""
+    """Starts a child that outlives its parent."""
     if os.fork() == 0:
         os.write(1, f"child {os.getpid()}\n".encode())
         sys.stdin.readline()

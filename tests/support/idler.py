@@ -1,4 +1,4 @@
-"""An app for workers in processes of their own: quick jobs that leave a mark when they end, and one that
+"""An app for workers in processes of their own: quick jobs that write a byte when they end, and one that
 waits for a file."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ app = App()
 
 @app.task(queue="work")
 async def mark(path: str) -> None:
-    """One byte for each end, in one piece."""
+    """Write one byte, in one call."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, b".")
     os.close(file)

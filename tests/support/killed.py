@@ -1,4 +1,4 @@
-"""Two workers of which the first holds all jobs: what happens to them when it is killed."""
+"""Two workers, of which the first holds all jobs and is killed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tests.support import holder
 from tests.support.waiting import WAIT, until
-from towpath import App, Query, State
+from towpath import App, State
+from towpath.commands import Query
 
 HELD = 200
 

@@ -1,4 +1,4 @@
-"""One job that ends its process, among innocent ones, and a supervisor that restarts the worker.
+"""One job that ends its process, among other jobs, and a supervisor that restarts the worker.
 
 `supervise` is for tests. `python -m tests.support.poison URL` runs the full size: 500 innocents of 0.2 s,
 concurrency 32.

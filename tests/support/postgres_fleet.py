@@ -1,4 +1,4 @@
-"""Several worker processes on one ledger, seen from outside: what they ran, and whether it adds up."""
+"""Several worker processes on one ledger: the runs that they record, and the comparison with the ledger."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from typing import Self, TypeVar
 import msgspec
 
 from tests.support import postgres_member
-from tests.support.postgres_member import CAPS, KEYS, Asked, Line, Pages, Tasks
+from tests.support.postgres_member import CAPS, KEYS, Acknowledged, Line, LineFile, Tasks
 from tests.support.waiting import WAIT, until
-from towpath import App, Job, Query, State, new_id
+from towpath import App, State, new_id
+from towpath.commands import Job, Query
 from towpath.errors import LedgerError
 
 FINISHED = (State.DONE, State.FAILED, State.CANCELED)
-T = TypeVar("T", Line, Asked)
+T = TypeVar("T", Line, Acknowledged)
 
 
 class Fleet:
-    """Worker processes, one for each clock: `skews` says by how many seconds each of them is wrong."""
+    """Worker processes, one for each clock: `skews` are the seconds by which each clock is wrong."""
 
     def __init__(
         self, url: str, folder: Path, skews: Sequence[float], *, feed: float = 0, lease: float = 30
@@ -40,7 +41,7 @@ class Fleet:
             )
 
     def start(self, name: str, arguments: Sequence[str], cwd: Path | None = None) -> None:
-        """One more Python process, which belongs to the fleet from now on."""
+        """Start one more Python process of the fleet."""
         with (self.folder / f"{name}.log").open("wb") as log:
             self.members[name] = subprocess.Popen(
                 [sys.executable, *arguments], stderr=log, cwd=cwd or self.folder
@@ -50,7 +51,7 @@ class Fleet:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Nobody has left before, and everybody leaves in order when asked to."""
+        """End all processes: none has ended before, and each ends with exit code 0."""
         before = {name: process.poll() for name, process in self.members.items()}
         for process in self.members.values():
             process.terminate()
@@ -63,10 +64,10 @@ class Fleet:
             raise
         if kind is None:
             killed = {name for name, code in before.items() if code == -signal.SIGKILL}
-            assert all(before[name] is None for name in before.keys() - killed), f"{before}\n{self.said()}"
-            assert all(after[name] == 0 for name in after.keys() - killed), f"{after}\n{self.said()}"
+            assert all(before[name] is None for name in before.keys() - killed), f"{before}\n{self.output()}"
+            assert all(after[name] == 0 for name in after.keys() - killed), f"{after}\n{self.output()}"
 
-    def said(self) -> str:
+    def output(self) -> str:
         return "\n".join(
             path.read_text("utf-8", "replace")[-4000:] for path in sorted(self.folder.glob("*.log"))
         )
@@ -76,23 +77,25 @@ class Fleet:
 
         def holds() -> bool:
             codes = {name: process.poll() for name, process in self.members.items()}
-            assert all(code in (None, -signal.SIGKILL) for code in codes.values()), f"{codes}\n{self.said()}"
+            assert all(code in (None, -signal.SIGKILL) for code in codes.values()), (
+                f"{codes}\n{self.output()}"
+            )
             return true()
 
-        until(holds, seconds, lambda: f"{what}\n{self.said()}")
+        until(holds, seconds, lambda: f"{what}\n{self.output()}")
 
     def wait_for_all(self, app: App) -> None:
-        self.until(lambda: len(app.workers.list()) == len(self.members), "everybody is there")
+        self.until(lambda: len(app.workers.list()) == len(self.members), "all processes are listed")
 
     def release(self) -> None:
-        """Let those jobs end that are held."""
+        """Let the held jobs end."""
         (self.folder / "go").touch()
 
     def runs(self, name: str = "*") -> list[Line]:
         return list(_lines(self.folder.glob(f"{name}.runs"), Line))
 
-    def asked(self) -> list[Asked]:
-        return list(_lines(self.folder.glob("*.asked"), Asked))
+    def asked(self) -> list[Acknowledged]:
+        return list(_lines(self.folder.glob("*.asked"), Acknowledged))
 
     def wait_for_runs(self, what: str, label: str, count: int) -> list[Line]:
         """So many runs of jobs with this label have begun or ended."""
@@ -108,13 +111,12 @@ class Fleet:
         self.members[name].wait(WAIT)
 
 
-class Customer:
-    """Enqueues one job after the other, each until it is acknowledged: with the id it has, asking again
-    changes nothing."""
+class Producer:
+    """Enqueues one job after the other, each until it is acknowledged: its id makes a repetition harmless."""
 
     def __init__(self, app: App, folder: Path) -> None:
-        self._tasks = Tasks(app, folder, "customer")
-        self._asked = Pages(folder / "customer.asked")
+        self._tasks = Tasks(app, folder, "producer")
+        self._asked = LineFile(folder / "producer.asked")
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work)
         self.acknowledged = 0
@@ -136,7 +138,7 @@ class Customer:
                 id = new_id()
                 while not self._put(id):
                     self._over.wait(0.05)
-                self._asked.write(Asked(id))
+                self._asked.write(Acknowledged(id))
                 self.acknowledged += 1
                 self._over.wait(0.01)
         except BaseException as error:
@@ -144,7 +146,7 @@ class Customer:
 
     def _put(self, id: str) -> bool:
         try:
-            self._tasks.step.options(id=id).enqueue("customer")
+            self._tasks.step.options(id=id).enqueue("producer")
         except LedgerError as error:
             if error.fatal:
                 raise
@@ -175,22 +177,25 @@ def at_rest(app: App) -> bool:
 
 
 def judge(app: App, fleet: Fleet) -> dict[str, Job]:
-    """What all were told together must be what the ledger says."""
+    """The records of all processes together must match the ledger."""
     jobs, runs = all_jobs(app), fleet.runs()
     assert all(job.state in FINISHED for job in jobs.values())
     counted: dict[str, Counter[str]] = defaultdict(Counter)
     for job in jobs.values():
         counted[job.queue][job.state] += 1
-    told = {name: msgspec.structs.asdict(view.counts) for name, view in app.ledger.queues().items()}
-    assert {name: +Counter(counts) for name, counts in told.items() if any(counts.values())} == counted
+    counts_by_queue = {
+        name: msgspec.structs.asdict(view.counts) for name, view in app.ledger.queues().items()
+    }
+    assert {
+        name: +Counter(counts) for name, counts in counts_by_queue.items() if any(counts.values())
+    } == counted
     assert app.ledger.check() == []
     began = Counter((line.id, line.fence) for line in runs if line.what == "began")
     assert max(began.values()) == 1, "one claim was run twice"
     assert {id for id, _ in began} <= jobs.keys(), "a job that ran is lost"
     returned = sorted((line.id, line.fence) for line in runs if line.what == "returned")
     done = sorted((job.id, job.settled_fence) for job in jobs.values() if job.state is State.DONE)
-    # A run that was superseded may return and be canceled nevertheless; nothing else that returned may be
-    # anything but done.
+    # A superseded run may return and be canceled nevertheless; every other job that returned must be done.
     superseded = {job.id for job in jobs.values() if job.state is State.CANCELED}
     assert [run for run in returned if run[0] not in superseded] == done, "done is what returned, once"
     missing = {asked.id for asked in fleet.asked()} - jobs.keys()
@@ -199,7 +204,7 @@ def judge(app: App, fleet: Fleet) -> dict[str, Job]:
 
 
 def judge_order(fleet: Fleet, jobs: Mapping[str, Job]) -> None:
-    """Nobody overtook what it waits for, and no key or part had more runs at once than it may."""
+    """No job ran before its dependencies, and no key or part exceeded its cap."""
     spans = {line.id: line.at for line in fleet.runs() if line.what == "returned"}
     first: dict[str, int] = {}
     for line in fleet.runs():

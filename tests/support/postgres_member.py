@@ -1,10 +1,9 @@
-"""One process of a fleet: a worker that writes down every run of a handler, and feeds the ledger as well if
-it is told to.
+"""One process of a fleet: a worker that records every run of a handler, and enqueues jobs for FEED seconds.
 
     python member.py URL FOLDER NAME FEED SKEW LEASE
 
-FEED: for how many seconds it enqueues. SKEW: by how many seconds its clock is wrong. LEASE: seconds. It works
-until SIGTERM. `<name>.runs` gets a line when a run begins and one when it ends, `<name>.asked` one for each
+FEED: seconds for which it enqueues. SKEW: seconds by which its clock is wrong. LEASE: seconds. It runs until
+SIGTERM. `<name>.runs` gets a line when a run begins and one when it ends, `<name>.asked` one for each
 acknowledged job, `<name>.fed` is there when the feeding is over. Lines are JSON; their times are of the clock
 that all processes of a machine share.
 """
@@ -36,7 +35,7 @@ KEYS = ("unique", "replace", "serial")
 
 
 class Line(msgspec.Struct):
-    """A run of a handler began or ended. `label`: what the feeder called the job."""
+    """A run of a handler began or ended. `label`: the name that the feeder gave to the job."""
 
     id: str
     fence: int
@@ -45,21 +44,21 @@ class Line(msgspec.Struct):
     label: str = ""
 
 
-class Asked(msgspec.Struct):
-    """An acknowledged job. `after`: the jobs it must not overtake."""
+class Acknowledged(msgspec.Struct):
+    """An acknowledged job. `after`: the jobs that must end before it starts."""
 
     id: str
     label: str = ""
     after: tuple[str, ...] = ()
 
 
-class Pages:
+class LineFile:
     """A file that one process appends to, whole lines at a time."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-    def write(self, line: Line | Asked) -> None:
+    def write(self, line: Line | Acknowledged) -> None:
         os.write(self._file, msgspec.json.encode(line) + b"\n")
 
 
@@ -74,17 +73,17 @@ class Skewed(SystemClock):
 
 
 class Tasks:
-    """What the jobs of a fleet are. Whoever only enqueues needs no folder."""
+    """The tasks of a fleet. A process that only enqueues needs no folder."""
 
     def __init__(self, app: App, folder: Path | None = None, name: str = "") -> None:
         self._folder = folder
-        self._runs = None if folder is None else Pages(folder / f"{name}.runs")
+        self._runs = None if folder is None else LineFile(folder / f"{name}.runs")
 
         async def step(label: str, fails: int = 0) -> str:
             with self._recorded(label):
                 await asyncio.sleep(0.002)
                 if towpath.current().attempt <= fails:
-                    raise RuntimeError("as it was told to")
+                    raise RuntimeError("as the feeder requested")
                 return label
 
         def thread(label: str) -> str:
@@ -92,7 +91,7 @@ class Tasks:
                 return label
 
         def hold(label: str) -> str:
-            """Runs until there is a file `go`, whatever becomes of the ledger."""
+            """Runs until the file `go` exists, in every state of the ledger."""
             with self._recorded(label):
                 assert self._folder is not None
                 until = time.monotonic() + PATIENCE
@@ -122,12 +121,12 @@ class Tasks:
 
 
 class Feeder:
-    """Enqueues some of everything, round after round."""
+    """Enqueues jobs of every kind, in rounds."""
 
     def __init__(self, app: App, tasks: Tasks, folder: Path, name: str) -> None:
         self._app, self._tasks = app, tasks
         self._dice = random.Random(name)
-        self._asked = Pages(folder / f"{name}.asked")
+        self._asked = LineFile(folder / f"{name}.asked")
         self._last = ""
 
     def feed(self, seconds: float) -> None:
@@ -137,8 +136,8 @@ class Feeder:
             self._keys()
             self._diamond()
             self._group()
-            self._trouble()
-            # Whoever asks for more than can be done learns nothing by it.
+            self._ends_without_success()
+            # A larger backlog would not test more.
             self._app.job(self._last).finished(PATIENCE)
 
     def _plain(self) -> None:
@@ -168,7 +167,7 @@ class Feeder:
         self._note(top)
         for side in sides:
             self._note(side, after=[top])
-        # The second of these may be finished long before.
+        # The second one may be finished long before.
         self._note(bottom, after=sides)
         self._note(
             step.options(after=[bottom, self._last]).enqueue("tail"),
@@ -183,7 +182,7 @@ class Feeder:
         assert group.then is not None
         self._note(group.then, after=group.jobs)
 
-    def _trouble(self) -> None:
+    def _ends_without_success(self) -> None:
         dead = self._tasks.step.options(max_attempts=1).enqueue("dead", fails=9)
         self._note(dead, "dead")
         self._note(self._tasks.step.options(after=dead).enqueue("orphan"), "orphan")
@@ -192,7 +191,7 @@ class Feeder:
         self._note(doomed, "doomed")
 
     def _note(self, job: JobHandle[Any], label: str = "", after: Any = ()) -> None:
-        self._asked.write(Asked(job.id, label, tuple(each.id for each in after)))
+        self._asked.write(Acknowledged(job.id, label, tuple(each.id for each in after)))
         if label not in ("dead", "orphan", "doomed") and not label.startswith(KEYS):
             self._last = job.id
 

@@ -1,4 +1,4 @@
-"""Worker processes whose output a test reads line by line."""
+"""Worker processes with output that a test reads line by line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import towpath
 from tests.support import faulty
 from tests.support.shell import Shell
 from tests.support.waiting import WAIT
-from towpath import App, JobHandle, Spec, commands
+from towpath import App, JobHandle, commands
+from towpath.commands import Spec
 
 
 class WatchedProcess:

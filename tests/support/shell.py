@@ -1,4 +1,4 @@
-"""How the tests call the command line: as a process of its own, or here in this one where speed matters."""
+"""Calls of the command line: as a process, or faster as a function in this process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 
 import towpath
 from towpath.cli import main
+from towpath.cli.base import root
 
 EXECUTABLE = [str(Path(sysconfig.get_path("scripts")) / "towpath")]
 
@@ -44,7 +46,7 @@ class Ran(msgspec.Struct, frozen=True):
 
 
 class Shell:
-    """A directory with a ledger `towpath.db`, which is where the default URL leads."""
+    """A directory with a ledger `towpath.db`, the default URL."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,14 +54,14 @@ class Shell:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Ours without what would change the outcome, and with every warning an error."""
+        """The environment without settings of Towpath, and with warnings as errors."""
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith(("TOWPATH_", "PYTEST_"))
         }
         return {**kept, "PYTHONWARNINGS": "error", "NO_COLOR": "1"}
 
     def start(self, *arguments: str, **more: Any) -> subprocess.Popen[str]:
-        """The real executable, still running."""
+        """Start the real executable; return the running process."""
         return subprocess.Popen(
             [*EXECUTABLE, *arguments],
             cwd=self.folder,
@@ -75,7 +77,7 @@ class Shell:
     def run(
         self, *arguments: str, input: bytes = b"", env: Mapping[str, str] | None = None, code: int = 0
     ) -> Ran:
-        """The real executable."""
+        """Run the real executable."""
         environment = {**self.environment, **(env or {})}
         command: Sequence[str] = [*EXECUTABLE, *arguments]
         ended = subprocess.run(
@@ -90,7 +92,7 @@ class Shell:
         return _checked(Ran(ended.returncode, ended.stdout.decode(), ended.stderr.decode()), code, arguments)
 
     def __call__(self, *arguments: str, code: int = 0) -> Ran:
-        """The same function in this process, several times as fast."""
+        """Call the same function in this process, several times as fast."""
         out, err = io.StringIO(), io.StringIO()
         with redirect_stdout(out), redirect_stderr(err):
             ended = main(arguments)
@@ -100,11 +102,11 @@ class Shell:
         return towpath.open_ledger(self.url)
 
     def put(self, queue: str = "orders", *more: str) -> str:
-        """A new message; its id."""
+        """Put a message; return its id."""
         return self("put", queue, "{}", *more).out.strip()
 
     def dead(self, queue: str = "orders", *more: str) -> str:
-        """A new dead letter; its id."""
+        """Create a dead letter; return its id."""
         id = self.put(queue, "--max-attempts", "1", *more)
         receipt = self("get", queue, "--json").json["receipt"]
         self("nack", receipt, "--reason", "broken")
@@ -118,7 +120,17 @@ def _checked(ran: Ran, code: int, arguments: Sequence[str]) -> Ran:
 
 
 def python(folder: Path, program: str, *arguments: str) -> Ran:
-    """A Python program in a process of its own."""
+    """Run a Python program in a process of its own."""
     command = [sys.executable, "-c", program, *arguments]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
     return Ran(ended.returncode, ended.stdout, ended.stderr)
+
+
+def parsed(arguments: Sequence[str]) -> click.Context:
+    """The context of the command that the real parser finds; fails as the command line does."""
+    context, words = root.make_context("towpath", list(arguments)), list(arguments)
+    while isinstance(group := context.command, click.Group):
+        _, found, words = group.resolve_command(context, words)
+        assert found is not None
+        context = found.make_context(found.name, words, parent=context)
+    return context

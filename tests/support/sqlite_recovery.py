@@ -10,8 +10,8 @@ from towpath.testing import ManualClock
 
 
 def prove(path: Path, acknowledged: int, big: bool) -> int:
-    """The file holds all that was acknowledged and nothing in part, and the rest of the history ends where it
-    should. How many batches it holds."""
+    """Assert that the file has all acknowledged batches and no partial one, and that the rest of the history
+    ends as expected. Return the number of its batches."""
     history = script(big)
     ledger = SqliteLedger(path, SqliteOptions(synchronous="normal"), ManualClock())
     try:
@@ -23,7 +23,7 @@ def prove(path: Path, acknowledged: int, big: bool) -> int:
             if found in history.dumps[number : number + 1]
         ]
         assert held, f"neither the state after {acknowledged} batches nor after one more"
-        # The one without an answer may have been applied: the caller cannot know and repeats it.
+        # The batch without an answer may have been applied: the caller repeats it.
         for number, (commands, now) in enumerate(history.batches[acknowledged:], acknowledged):
             answers = ledger.apply(commands, now)
             assert number == acknowledged or answers == history.answers[number]

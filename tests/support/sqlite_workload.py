@@ -1,4 +1,4 @@
-"""A varied history whose every batch may be applied twice, and a child process that plays it until it is
+"""A varied history with batches that may all be applied twice, and a child process that plays it until it is
 killed.
 
     python workload.py <database> point <fault point> <nth> [big]
@@ -62,7 +62,7 @@ HUGE = 9 * 1024 * 1024
 
 
 class Script:
-    """Writes the history down while a memory ledger lives it: that is where the fences come from."""
+    """Records the history while a memory ledger applies it, which provides the fences."""
 
     def __init__(self) -> None:
         self.model = MemoryLedger(ManualClock())
@@ -83,7 +83,7 @@ class Script:
 
     def claim(self, queue: str, n: int, token: str, lease: int = LEASE) -> tuple[Held, ...]:
         (answer,) = self.do(Claim(owner="worker:1", wants=(Want(queue, n),), lease=lease, token=token))
-        # A claim that finds nothing has no kept answer, and could find something when repeated.
+        # The answer of an empty claim is not stored, and a repetition could find a job.
         assert isinstance(answer, Claimed)
         assert answer.claims
         return answer.claims
@@ -168,7 +168,7 @@ def _work(script: Script, r: str) -> None:
     script.do(Upkeep())
     lost = script.model.get(two.id)
     assert lost is not None
-    # A second loss makes a suspect of it, which waits.
+    # A second loss makes it a suspect, which waits.
     assert (lost.losses, lost.state) in ((1, State.READY), (2, State.SCHEDULED))
 
 
@@ -188,7 +188,8 @@ def _bulk(script: Script, r: str) -> None:
 
 
 class Counter:
-    """Sees each write and sync before it happens; `nth` dies, of which a torn write leaves the first half."""
+    """Counts each write and sync before it happens; the process dies at number `nth`; a torn write stores the
+    first half."""
 
     def __init__(self, nth: int, torn: bool, trace: bool) -> None:
         self.nth, self.torn, self.trace, self.seen = nth, torn, trace, 0

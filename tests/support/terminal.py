@@ -35,7 +35,7 @@ class Terminal:
         assert words in self.raw
 
     def rest(self) -> int:
-        """Everything it still says; its exit code."""
+        """Read the rest of its output; return the exit code."""
         while self._read():
             pass
         return self.process.wait(60)
@@ -46,7 +46,7 @@ class Terminal:
     def _read(self) -> bool:
         try:
             data = os.read(self._near, 65536)
-        except OSError:  # Linux says so when the last one has left the terminal
+        except OSError:  # Linux raises this error when the last process has closed the terminal
             return False
         self.raw += data.decode("utf-8", "replace")
         return bool(data)

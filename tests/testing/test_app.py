@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from towpath import App, Snooze, Spec, State, commands, current
+from towpath import App, Snooze, State, commands, current
+from towpath.commands import Spec
 from towpath.core.checks import DAY, SECOND
 from towpath.errors import InvalidInput, JobFailed, Unsupported
 
@@ -101,7 +102,7 @@ def test_every_job_runs_at_its_own_time() -> None:
         assert [name for name in ran if name != "tick"] == ["1"]
         bench.advance(3 * 3600)
         assert [name for name in ran if name not in ("tick", "morning")] == ["1", "3", "5"]
-        assert [(times[hours].status().started_at or 0) - start for hours in (1, 3, 5)] == [
+        assert [(times[hours].record().started_at or 0) - start for hours in (1, 3, 5)] == [
             hours * 3600 * SECOND for hours in (1, 3, 5)
         ]
         assert bench.clock.now() - start == 5 * 3600 * SECOND
@@ -220,7 +221,7 @@ def test_commit_in_a_bench_with_a_database() -> None:
                 bench.database.execute("SELECT 1")
 
 
-def test_an_unknown_task_is_said() -> None:
+def test_an_unknown_task_is_reported() -> None:
     with app.testing() as bench:
         app.engine.call(commands.Append((Spec(id="x", queue="q", kind="gone"),)))
         with pytest.raises(InvalidInput, match="'gone'"):

@@ -1,9 +1,10 @@
-"""What a type checker must refuse: each line says which error it is, and an `ignore` that is not needed is an
-error itself."""
+"""Code that a type checker must refuse: each line has its error code, and an unneeded `ignore` is an
+error."""
 
 from __future__ import annotations
 
-from tests.typing.good import add, app, send
+from tests.typing.good import add, app, hooks, opened, send, writes
+from towpath import App
 
 add.enqueue("x")  # type: ignore[arg-type]
 add.enqueue()  # type: ignore[call-arg]
@@ -27,6 +28,14 @@ app.queue("q").part("p").configure(keep=5)  # type: ignore[call-arg]
 app.schedules.set("x", missed="never")  # type: ignore[arg-type]
 app.queue("q").get(wait=5).ack()  # type: ignore[union-attr]
 numbers: list[int] = app.group([add.of(1), send.of("x")]).result()  # type: ignore[assignment]
+
+
+hooks.lifespan(lambda: 5)  # type: ignore[type-var]
+hooks.middleware(opened)  # type: ignore[type-var]
+hooks.on_failure(opened)  # type: ignore[type-var]
+app.task(on_dead=5)  # type: ignore[call-overload]
+writes.enqueue("x", path="here")  # type: ignore[arg-type]
+App("memory://", hooks=[hooks])  # type: ignore[arg-type]
 
 
 async def main() -> None:

@@ -1,17 +1,36 @@
-"""What a type checker must accept. It is checked, and it is run by nobody."""
+"""Code that a type checker must accept. It is checked and never run."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, assert_type
 
 import apsw
 
-from towpath import App, Call, GroupHandle, Job, JobHandle, PartView, QueueView, Rate, Retry, Task, current
-from towpath.operations.schedules import Schedule
+from towpath import (
+    App,
+    Call,
+    GroupHandle,
+    Hooks,
+    JobFailure,
+    JobHandle,
+    JobStatus,
+    PartStatus,
+    QueueStatus,
+    Rate,
+    Retry,
+    Running,
+    Task,
+    current,
+    provided,
+)
+from towpath.commands import Job
+from towpath.operations.schedules import ScheduleStatus
 from towpath.queues.message import Message, Queue
 from towpath.tasks.task import AsyncTask
+from towpath.testing.app import Bench
 
 app = App("memory://")
 
@@ -64,7 +83,9 @@ async def main() -> None:
         delay=5, priority=3, after=[send.enqueue("x"), "id"], key="k", on_conflict="replace", window=60
     )
     assert_type(later.enqueue(1), JobHandle[int])
-    assert_type(add.enqueue(1).status(), Job)
+    assert_type(add.enqueue(1).status(), JobStatus)
+    assert_type(await add.enqueue(1).astatus(), JobStatus)
+    assert_type(await add.enqueue(1).arecord(), Job)
     assert_type(tick.enqueue(), JobHandle[None])
     assert_type(sweep.enqueue(limit=3), JobHandle[str])
     assert_type(app.group([add.of(1), add.of(2)], then=untouched.of(), on_failure="abort"), GroupHandle[int])
@@ -105,8 +126,8 @@ def messages(orders: Queue) -> None:
     orders.configure(rate=Rate(5))
     orders.part("x").configure(weight=2, not_before=datetime.now(UTC))
     orders.pause("why")
-    assert_type(orders.stats(), QueueView)
-    assert_type(orders.parts(), list[PartView])
+    assert_type(orders.stats(), QueueStatus)
+    assert_type(orders.parts(), list[PartStatus])
 
 
 async def amessages(orders: Queue) -> None:
@@ -119,8 +140,8 @@ async def amessages(orders: Queue) -> None:
 
 
 def schedules() -> None:
-    assert_type(app.schedules.list(), list[Schedule])
-    assert_type(app.schedules.set("x", cron="@daily", missed="all", args={"limit": 1}), Schedule)
+    assert_type(app.schedules.list(), list[ScheduleStatus])
+    assert_type(app.schedules.set("x", cron="@daily", missed="all", args={"limit": 1}), ScheduleStatus)
     assert_type(app.schedules.trigger("x"), str)
     assert_type(app.queue("x"), Queue)
     with app.testing(database=True) as bench:
@@ -134,6 +155,45 @@ def handler() -> None:
     job.commit(lambda db: db.execute("SELECT 1"))
     if job.cancelled:
         raise Retry("later", after=timedelta(minutes=1))
+
+
+hooks = Hooks()
+hooked = App("memory://", hooks=hooks)
+
+
+@hooks.lifespan
+def opened() -> Iterator[Path]:
+    yield Path()
+
+
+@hooks.middleware
+async def scratch(job: Running, path: Path = provided) -> AsyncIterator[bytearray]:
+    yield bytearray(job.attempt)
+
+
+@hooks.middleware
+def watched(job: Running) -> Generator[None, Any, None]:
+    result = yield
+    print(result)
+
+
+@hooks.on_dead
+async def alert(failure: JobFailure, path: Path = provided) -> None:
+    assert_type(failure.exception, BaseException | None)
+
+
+@hooked.task(on_failure=alert, on_dead=print)
+def writes(name: str, *, path: Path = provided, scratch: bytearray = provided) -> int:
+    return 0
+
+
+async def with_hooks() -> None:
+    assert_type(writes.enqueue("x"), JobHandle[int])
+    assert_type(writes("x", path=Path(), scratch=bytearray()), int)
+    with hooked.testing(provided={Path: Path()}) as bench:
+        assert_type(bench, Bench)
+    async with hooked.testing() as bench:
+        assert_type(bench, Bench)
 
 
 def takes_task(task: Task[[str], Any], other: AsyncTask[[], None]) -> None: ...
