@@ -837,21 +837,22 @@ SELECT j.seq FROM walk w CROSS JOIN LATERAL unnest(w.seqs) s JOIN towpath.job j 
 WHERE j.purge_at = w.purge_at ORDER BY w.purge_at, j.seq LIMIT $4::bigint FOR UPDATE OF j SKIP LOCKED;
 
 -- name: sweep_tombstones
+-- ARRAY() is evaluated once. `id IN (SELECT ... LIMIT)` may be evaluated once per row, and each time finds
+-- further rows.
 DELETE FROM towpath.tombstone WHERE until <= $1::bigint
-AND id IN (SELECT id FROM towpath.tombstone WHERE until <= $1::bigint
-    ORDER BY until, id LIMIT $2::bigint FOR UPDATE SKIP LOCKED);
+AND id = ANY (ARRAY(SELECT id FROM towpath.tombstone WHERE until <= $1::bigint
+    ORDER BY until, id LIMIT $2::bigint FOR UPDATE SKIP LOCKED));
 
 -- name: sweep_replies
 DELETE FROM towpath.reply WHERE until <= $1::bigint
-AND token IN (
+AND token = ANY (ARRAY(
     SELECT token FROM towpath.reply WHERE until <= $1::bigint
-        ORDER BY until, token LIMIT $2::bigint FOR UPDATE SKIP LOCKED);
+        ORDER BY until, token LIMIT $2::bigint FOR UPDATE SKIP LOCKED));
 
 -- name: sweep_notes
-DELETE FROM towpath.note WHERE expires_at <= $1::bigint AND key IN (
+DELETE FROM towpath.note WHERE expires_at <= $1::bigint AND key = ANY (ARRAY(
     SELECT key FROM towpath.note WHERE expires_at IS NOT NULL AND expires_at <= $1::bigint
-        ORDER BY expires_at, key
-    LIMIT $2::bigint FOR UPDATE SKIP LOCKED);
+        ORDER BY expires_at, key LIMIT $2::bigint FOR UPDATE SKIP LOCKED));
 
 -- name: closed_windows
 -- Keys with an ended window, and whether an unfinished job still holds them.
@@ -865,19 +866,20 @@ UPDATE towpath.key k SET until = 0 FROM json_array_elements($1::json) v
     WHERE k.namespace = v->>0 AND k.key = v->>1;
 
 -- name: sweep_parts
-DELETE FROM towpath.part d USING (
+WITH i AS MATERIALIZED (
     SELECT p.queue, p.name FROM towpath.part p JOIN towpath.queue q ON q.name = p.queue
     WHERE p.ready = 0 AND p.running = 0 AND p.configured = 0 AND p.next_at <= $1::bigint
         AND NOT EXISTS (SELECT 1 FROM towpath.tally t WHERE t.queue = p.queue AND t.part = p.name
             AND t.xid >= q.folded)
-    ORDER BY p.queue, p.name LIMIT $2::bigint FOR UPDATE OF q SKIP LOCKED) i
+    ORDER BY p.queue, p.name LIMIT $2::bigint FOR UPDATE OF q SKIP LOCKED)
+DELETE FROM towpath.part d USING i
 WHERE d.queue = i.queue AND d.name = i.name AND d.ready = 0 AND d.running = 0 AND d.configured = 0;
 
 -- name: sweep_groups
-DELETE FROM towpath."group" WHERE id IN (
+DELETE FROM towpath."group" WHERE id = ANY (ARRAY(
     SELECT g.id FROM towpath."group" g WHERE g.state = 'closed' AND g.closed_at <= $1::bigint
     AND NOT EXISTS (SELECT 1 FROM towpath.job j WHERE j."group" = g.id)
-        ORDER BY g.closed_at, g.id LIMIT $2::bigint);
+        ORDER BY g.closed_at, g.id LIMIT $2::bigint));
 
 -- name: sweep_thens
 DELETE FROM towpath."then" t WHERE NOT EXISTS (SELECT 1 FROM towpath."group" g WHERE g.id = t.id);
@@ -1253,8 +1255,8 @@ SELECT seq FROM towpath.turn WHERE queue = $1::text AND ripe = 3 AND priority > 
 ORDER BY part, priority, seq LIMIT $5::bigint;
 
 -- name: drain_inbox
-DELETE FROM towpath.inbox WHERE seq IN (
-    SELECT seq FROM towpath.inbox WHERE failure IS NULL ORDER BY seq LIMIT $1::bigint FOR UPDATE SKIP LOCKED)
+DELETE FROM towpath.inbox WHERE seq = ANY (ARRAY(
+    SELECT seq FROM towpath.inbox WHERE failure IS NULL ORDER BY seq LIMIT $1::bigint FOR UPDATE SKIP LOCKED))
 RETURNING seq, specs;
 
 -- name: spoil_inbox
