@@ -119,9 +119,10 @@ MOST_PUBLIC_METHODS = 18
 MAY_BE_WIDE: Mapping[str, int] = {"towpath.app.App": 32}
 """Classes with more public methods. An App is the one door for users; its methods delegate."""
 MOST_PARAMETERS = 7
-MOST_FILES = 182
+MOST_FILES = 240
 """Of the package without testing/ and contrib/: 150 after the files were put in order, 12 for what came later
-(hooks, job log, discovery, mistakes, history, completion, debug, receipts), 19 for the HTTP server."""
+(hooks, job log, discovery, mistakes, history, completion, debug, receipts), 19 for the HTTP server,
+and room for its clients, API and security."""
 MOST_FILES_AT_THE_TOP = 10
 MOST_ROWS = 16
 

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from towpath.http.access import UNRESTRICTED, Principal
 from towpath.http.problems import Disconnected, Headers, Problem, bad_body
 from towpath.http.wire import MAX_JSON, correlation_of, decode, encode
 from towpath.tasks.new_jobs import new_id
@@ -33,7 +34,17 @@ otherwise get a reset connection instead of the answer."""
 class Exchange:
     """`correlation` is the usable correlation id of the request, or empty."""
 
-    __slots__ = ("_arguments", "_receive", "_send", "complete", "correlation", "extra", "scope", "started")
+    __slots__ = (
+        "_arguments",
+        "_receive",
+        "_send",
+        "complete",
+        "correlation",
+        "extra",
+        "principal",
+        "scope",
+        "started",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, extra: Headers) -> None:
         self.scope = scope
@@ -41,6 +52,7 @@ class Exchange:
         self._arguments: dict[str, str] | None = None
         self.extra = extra
         """Headers of every response."""
+        self.principal: Principal = UNRESTRICTED
         self.correlation = correlation_of(self.header(b"x-correlation-id"))
         self.complete = False
         """The body was read to its end."""
