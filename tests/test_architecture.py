@@ -110,14 +110,15 @@ WALL_CLOCK = frozenset(
 
 MOST_LINES, WALL_OF_LINES = 500, 600
 MAY_BE_LONG: Mapping[str, int] = {
-    "towpath.ledger.model": 900,
+    "towpath.ledger.model": 920,
 }
 """Modules allowed to pass 500 lines, and how far. The model is one file on purpose: it is read from top to
 bottom."""
 MOST_FUNCTION_LINES = 60
 MOST_PUBLIC_METHODS = 18
-MAY_BE_WIDE: Mapping[str, int] = {"towpath.app.App": 32}
-"""Classes with more public methods. An App is the one door for users; its methods delegate."""
+_LEDGERS = ("towpath.ledger.memory.ledger.MemoryLedger", "towpath.ledger.model.ModelLedger")
+MAY_BE_WIDE: Mapping[str, int] = {"towpath.app.App": 32, **dict.fromkeys(_LEDGERS, 24)}
+"""Classes with more public methods: the one door for users, and the methods of the ledger protocol."""
 MOST_PARAMETERS = 7
 MOST_FILES = 240
 """Of the package without testing/ and contrib/: 150 after the files were put in order, 12 for what came later

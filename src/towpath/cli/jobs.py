@@ -126,9 +126,8 @@ def selectors(states: bool = True) -> Callable[[F], F]:
 def require_queue(ledger: Ledger, queue: str | None) -> None:
     if queue is None or "*" in queue:
         return
-    known = ledger.queues()
-    if queue not in known:
-        raise not_found(f"There is no queue {queue}.", f"Queues: {join_names(sorted(known))}")
+    if ledger.queue(queue) is None:
+        raise not_found(f"There is no queue {queue}.", f"Queues: {join_names(sorted(ledger.queues()))}")
 
 
 def revive_matching(ledger: Ledger, where: Selector) -> tuple[dict[str, Any], int]:

@@ -100,7 +100,10 @@ def queue_data(view: QueueView, depth: int | None) -> dict[str, Any]:
 
 
 def _read_queue_data(ledger: Ledger, queue: str) -> dict[str, Any]:
-    return queue_data(ledger.queues()[queue], warn_depths(ledger).get(queue))
+    view = ledger.queue(queue)
+    if view is None:
+        raise not_found(f"There is no queue {queue}.", "`towpath queues list` has the queues.")
+    return queue_data(view, warn_depths(ledger).get(queue))
 
 
 def part_data(view: PartView) -> dict[str, Any]:
@@ -265,7 +268,7 @@ def set_queue(session: Session, /, queue: str, **options: Any) -> int:
     command = commands.SetQueue(queue=queue, **given)
     check_depth(None if depth is UNSET else depth, given["capacity"])
     with session.ledger(make=True) as ledger:
-        new = queue not in ledger.queues()
+        new = ledger.queue(queue) is None
         apply_one(ledger, command)
         if depth is not UNSET:
             write_depth(ledger.note, partial(apply_one, ledger), queue, depth)
@@ -280,9 +283,9 @@ def set_queue(session: Session, /, queue: str, **options: Any) -> int:
 
 def _known_queue(ledger: Ledger, queue: str) -> None:
     commands.SetQueue(queue=queue)  # raises InvalidInput for an invalid name
-    known = ledger.queues()
-    if queue not in known:
-        step = f"Queues: {join_names(sorted(known))}. `queues pause --new` and `queues set` create one."
+    if ledger.queue(queue) is None:
+        known = join_names(sorted(ledger.queues()))
+        step = f"Queues: {known}. `queues pause --new` and `queues set` create one."
         raise not_found(f"There is no queue {queue}.", step)
 
 

@@ -130,6 +130,52 @@ class NoteView(msgspec.Struct, frozen=True, gc=False):
     expires_at: int | None
 
 
+class NoteQuery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Which notes to list, in the order of their keys by bytes. Expired notes are left out. `page` is the
+    `next` of the last answer."""
+
+    prefix: str = ""
+    limit: int = 100
+    page: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.text("prefix", self.prefix, checks.MAX_KEY)
+        checks.whole("limit", self.limit, 1, MAX_PAGE)
+        if self.page is not None:
+            page_id(self.page)
+
+    @property
+    def after(self) -> str:
+        """The key after which the page begins."""
+        return "" if self.page is None else page_id(self.page)
+
+
+class NotePage(msgspec.Struct, frozen=True, gc=False):
+    """Some of the notes that a query found; `next` is the `page` of the query for the next notes, None at the
+    end."""
+
+    notes: tuple[NoteView, ...]
+    next: str | None
+
+
+def note_page(query: NoteQuery, found: Sequence[NoteView]) -> NotePage:
+    """A page of the notes found, of which there may be one more than the limit."""
+    page = tuple(found[: query.limit])
+    return NotePage(page, id_token(page[-1].key) if len(found) > query.limit else None)
+
+
+def notes_in(query: NoteQuery, notes: Iterable[NoteView], now: int) -> NotePage:
+    """The page of a query from all notes, in any order."""
+    found = [
+        note
+        for note in notes
+        if note.key.startswith(query.prefix)
+        and note.key > query.after
+        and (note.expires_at is None or note.expires_at > now)
+    ]
+    return note_page(query, sorted(found, key=lambda note: note.key)[: query.limit + 1])
+
+
 def write_note(old: NoteView | None, note: Note, version: int, now: int) -> tuple[NoteView | None, Noted]:
     """The note after a write (None: it is deleted) and the answer; raises `NoteConflict`. `old` is the note
     as stored, `version` the number of this write."""

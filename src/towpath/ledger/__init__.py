@@ -16,6 +16,7 @@ import msgspec
 
 from towpath.clock import Clock
 from towpath.core.commands import Command, Placed, Result
+from towpath.core.edges import EdgePage, EdgeQuery
 from towpath.core.explain import Explanation
 from towpath.core.job import Job, Spec
 from towpath.core.views import (
@@ -23,6 +24,8 @@ from towpath.core.views import (
     GroupPage,
     GroupQuery,
     GroupView,
+    NotePage,
+    NoteQuery,
     NoteView,
     Page,
     PartView,
@@ -128,6 +131,10 @@ class LedgerReads(Protocol):
         """Every queue with its exact counts and settings, without scanning jobs."""
         ...
 
+    def queue(self, name: str) -> QueueView | None:
+        """One queue; None if it has neither jobs nor settings."""
+        ...
+
     def parts(self, queue: str) -> dict[str, PartView]: ...
 
     def group(self, id: str) -> GroupView | None: ...
@@ -140,7 +147,16 @@ class LedgerReads(Protocol):
         """The dependencies of a job, or the members of a group, that other jobs represent."""
         ...
 
+    def edges(self, query: EdgeQuery) -> EdgePage:
+        """The dependencies of a job or of the members of a group, or the jobs that wait for a job or a group,
+        in pages. A deleted job has no edges."""
+        ...
+
     def note(self, key: str, now: int | None = None) -> NoteView | None: ...
+
+    def notes(self, query: NoteQuery, now: int | None = None) -> NotePage:
+        """Notes by the prefix of their keys, in pages."""
+        ...
 
     def explain(self, id: str, now: int | None = None) -> Explanation:
         """Why the job does not run. Raises `UnknownJob`."""

@@ -17,6 +17,7 @@ from towpath.clock import Clock, SystemClock
 from towpath.core import checks, commands, facts, finish, lifecycle, views
 from towpath.core.admission import admit
 from towpath.core.commands import KEEP, PROMOTE, TOMBSTONE, GroupState, OnFailure, Result
+from towpath.core.edges import EdgePage, EdgeQuery, edges_in
 from towpath.core.explain import Explanation, explain, job_facts
 from towpath.core.finish import GroupGate
 from towpath.core.ids import denotes
@@ -787,6 +788,10 @@ class ModelLedger:
         tables = self._open()
         return {name: tables.queue_view(name) for name in sorted(tables.queues)}
 
+    def queue(self, name: str) -> views.QueueView | None:
+        tables = self._open()
+        return tables.queue_view(name) if name in tables.queues else None
+
     def parts(self, queue: str) -> dict[str, views.PartView]:
         tables = self._open()
         return {place[1]: tables.part_view(place) for place in sorted(tables.parts) if place[0] == queue}
@@ -807,6 +812,12 @@ class ModelLedger:
             return [views.Winner(row.id, row.seq, ids.get(row.job)) for row in tables.proxies_in(group)]
         named = [(id, src) for (dst, id), src in tables.names.items() if ids.get(dst) == job]
         return [views.Winner(id, 0, ids.get(src)) for id, src in sorted(named)]
+
+    def edges(self, query: EdgeQuery) -> EdgePage:
+        return edges_in(self._open(), query)
+
+    def notes(self, query: views.NoteQuery, now: int | None = None) -> views.NotePage:
+        return views.notes_in(query, self._open().notes.values(), self._time(now))
 
     def note(self, key: str, now: int | None = None) -> views.NoteView | None:
         row, at = self._open().notes.get(key), self._time(now)

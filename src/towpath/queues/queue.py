@@ -168,7 +168,7 @@ class QueueGate(BaseGate):
 
     def stats(self) -> QueueStatus:
         """The current exact counts and settings. An unused queue is empty and has no limits."""
-        view = self._engine.ledger.queues().get(self.name)
+        view = self._engine.ledger.queue(self.name)
         return queue_status(view or QueueView(self.name, Counts(), *_NO_LIMITS))
 
     astats = in_thread(stats)

@@ -337,7 +337,7 @@ class Breakers:
 
     def view(self, gate: BreakerGate) -> QueueView | PartView | None:
         if gate.part is None:
-            return self._ledger.queues().get(gate.queue)
+            return self._ledger.queue(gate.queue)
         return self._ledger.parts(gate.queue).get(gate.part)
 
     def read(self, name: str) -> tuple[Record | None, int]:

@@ -28,6 +28,7 @@ from towpath.testing.suite.pauses import PauseSuite
 from towpath.testing.suite.proxies import ProxySuite
 from towpath.testing.suite.reads import ExplainSuite, ReadSuite
 from towpath.testing.suite.records import RecordSuite
+from towpath.testing.suite.relations import RelationSuite
 from towpath.testing.suite.revive import ReopenSuite, ReviveSuite
 from towpath.testing.suite.settle import RenewSuite, SettleSuite
 from towpath.testing.suite.upkeep import DeadOwnerSuite, DueSuite, ReapSuite, UpkeepSuite
@@ -67,6 +68,7 @@ SUITES: tuple[type[Suite], ...] = (
     DeadOwnerSuite,
     DueSuite,
     ReadSuite,
+    RelationSuite,
     ExplainSuite,
     RecordSuite,
     AttemptsSuite,
@@ -107,6 +109,7 @@ class LedgerSuite(
     DeadOwnerSuite,
     DueSuite,
     ReadSuite,
+    RelationSuite,
     ExplainSuite,
     RecordSuite,
     AttemptsSuite,

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from towpath.core.commands import Command, GroupState
+from towpath.core.edges import EdgePage, EdgeQuery
 from towpath.core.job import COLUMNS, State
-from towpath.core.views import GroupPage, GroupQuery, Query
+from towpath.core.views import GroupPage, GroupQuery, NoteQuery, Query
 from towpath.errors import CommandFailed, TowpathError
 from towpath.ledger import Answer, Ledger
 from towpath.testing.moves import NOTES, PARTS, QUEUES
@@ -30,6 +31,7 @@ GROUP_QUERIES = (
     GroupQuery(outcomes=(State.FAILED, State.CANCELED), prefix="g", descending=True, limit=3),
     GroupQuery(prefix="g1", limit=2),
 )
+NOTE_QUERIES = (NoteQuery(), NoteQuery(limit=1), NoteQuery(prefix=NOTES[0][:1], limit=2))
 
 
 class Mismatch(AssertionError):
@@ -80,11 +82,25 @@ def _views(ledger: Ledger, now: int, ids: Sequence[str], groups: Sequence[str]) 
     views |= {f"parts of {queue}": ledger.parts(queue) for queue in QUEUES}
     views |= {f"group {group}": ledger.group(group) for group in (*groups, "nothing")}
     views |= {f"note {key}": ledger.note(key, now) for key in NOTES}
+    views |= {f"notes {n}": ledger.notes(query, now) for n, query in enumerate(NOTE_QUERIES)}
+    views |= {f"queue {queue}": ledger.queue(queue) for queue in (*QUEUES, "nowhere")}
+    views |= {f"edges of {id}": _edges(ledger, id) for id in (*ids, "nowhere")}
+    views |= {f"edges of group {id}": _group_edges(ledger, id) for id in (*groups, "nothing")}
     views |= {f"explain {id}": ledger.explain(id, now) for id in ids}
     views |= {f"attempts of {id}": ledger.attempts(id) for id in (*ids, "nowhere")}
     views |= {f"get {id}": ledger.get(id) for id in (*ids, "nowhere")}
     views |= {f"groups {n}": _all_groups(ledger, query) for n, query in enumerate(GROUP_QUERIES)}
     return views | {f"find {n}": ledger.find(query) for n, query in enumerate(QUERIES)}
+
+
+def _edges(ledger: Ledger, id: str) -> list[EdgePage]:
+    return [ledger.edges(EdgeQuery(into=id)), ledger.edges(EdgeQuery(out_of=id, limit=2))]
+
+
+def _group_edges(ledger: Ledger, id: str) -> list[EdgePage]:
+    first = ledger.edges(EdgeQuery(into_group=id, limit=3))
+    second = [] if first.next is None else [ledger.edges(EdgeQuery(into_group=id, page=first.next))]
+    return [ledger.edges(EdgeQuery(out_of_group=id)), first, *second]
 
 
 def _all_groups(ledger: Ledger, query: GroupQuery) -> list[GroupPage]:

@@ -30,6 +30,7 @@ from towpath.core.commands import (
     Upkeep,
     token_of,
 )
+from towpath.core.edges import EdgePage, EdgeQuery, edges_in
 from towpath.core.explain import Explanation, explain, job_facts
 from towpath.core.finish import GROUP_COMMANDS
 from towpath.core.ids import denotes
@@ -40,6 +41,8 @@ from towpath.core.views import (
     GroupPage,
     GroupQuery,
     GroupView,
+    NotePage,
+    NoteQuery,
     NoteView,
     Page,
     PartView,
@@ -47,6 +50,7 @@ from towpath.core.views import (
     QueueView,
     Winner,
     group_page,
+    notes_in,
     page_of,
     page_seq,
 )
@@ -199,6 +203,12 @@ class MemoryLedger:
                 for name, queue in sorted(self._store.queues.items())
             }
 
+    def queue(self, name: str) -> QueueView | None:
+        with self._changed:
+            self._check_open()
+            queue = self._store.queues.get(name)
+            return None if queue is None else queue.view(_oldest_ready(self._store, queue))
+
     def parts(self, queue: str) -> dict[str, PartView]:
         with self._changed:
             self._check_open()
@@ -219,6 +229,15 @@ class MemoryLedger:
         with self._changed:
             self._check_open()
             return _winners(self._store, job, group)
+
+    def edges(self, query: EdgeQuery) -> EdgePage:
+        with self._changed:
+            self._check_open()
+            return edges_in(MemoryRelations(self._store), query)
+
+    def notes(self, query: NoteQuery, now: int | None = None) -> NotePage:
+        with self._changed:
+            return notes_in(query, self._store.notes.values(), self._time(now))
 
     def note(self, key: str, now: int | None = None) -> NoteView | None:
         with self._changed:

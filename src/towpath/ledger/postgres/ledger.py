@@ -21,7 +21,7 @@ from towpath.core import checks
 from towpath.core.commands import Appended, Command, Placed, Settled
 from towpath.core.explain import Explanation
 from towpath.core.job import Spec
-from towpath.core.views import NoteView
+from towpath.core.views import NotePage, NoteQuery, NoteView
 from towpath.errors import Damaged, Forked, LedgerAway, LedgerClosed, NestedCall, Refused, UserFunctionFailed
 from towpath.ledger import Answer, Capabilities, LeasesOnly, Owners
 from towpath.ledger.postgres import audit, fast_paths, user_functions, user_transactions
@@ -386,6 +386,9 @@ class PostgresLedger(reads.SharedReads):
         elif self._clock is not None:
             now = self._clock.now()
         return self._read(lambda db: fast_paths.read_note(db, key, now), alone=True)
+
+    def notes(self, query: NoteQuery, now: int | None = None) -> NotePage:
+        return self._read(lambda db: reads.notes(db, query, self._time(db, now)))
 
     def explain(self, id: str, now: int | None = None) -> Explanation:
         return self._read(lambda db: reads.explain_job(db, id, self._time(db, now)))

@@ -314,5 +314,13 @@ _WORDS: Mapping[str, str] = {
     "{suspect}": str(SUSPECT),
     "{small}": str(SMALL),
     "{clock}": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
+    # Edges between jobs and gates of groups, with the columns of `core.edges.EdgePosition`.
+    "{edges}": """SELECT e.dst, 0 AS of_group, e.src AS seq, '' COLLATE "C" AS name, s.id AS src, d.id AS id,
+        e.run_anyway FROM towpath.edge e JOIN towpath.job s ON s.seq = e.src
+        JOIN towpath.job d ON d.seq = e.dst WHERE""",
+    "{gates}": "UNION ALL {gate_rows}",
+    "{gate_rows}": """SELECT g.dst, 1 AS of_group, 0::bigint AS seq, g.src AS name, g.src AS src, d.id AS id,
+        g.run_anyway FROM towpath.gate g JOIN towpath.job d ON d.seq = g.dst WHERE""",
+    "{behind}": "(dst, of_group, seq, name) > ($2::bigint, $3::int, $4::bigint, $5::text)",
     "{kept}": ", ".join(f"'{reason}'" for reason in sorted(REASONS[State.READY] & REASONS[State.SCHEDULED])),
 }

@@ -24,7 +24,7 @@ from towpath.core.commands import Append, Command, Placed, Settle
 from towpath.core.explain import Explanation
 from towpath.core.job import Done, Spec
 from towpath.core.lifecycle import Jumps
-from towpath.core.views import NoteView
+from towpath.core.views import NotePage, NoteQuery, NoteView
 from towpath.errors import Damaged, Forked, LedgerClosed, LedgerError, NestedCall, Refused, StoreFailed
 from towpath.ledger import Answer, Capabilities
 from towpath.ledger.sqlite import audit, fast_append, files, user_functions, user_transactions
@@ -326,6 +326,9 @@ class SqliteLedger(reads.SharedReads):
 
     def note(self, key: str, now: int | None = None) -> NoteView | None:
         return self._read(lambda db: reads.note(SqliteDb(db), key, self._time(db, now)))
+
+    def notes(self, query: NoteQuery, now: int | None = None) -> NotePage:
+        return self._read(lambda db: reads.notes(SqliteDb(db), query, self._time(db, now)))
 
     def explain(self, id: str, now: int | None = None) -> Explanation:
         return self._read(lambda db: reads.explain_job(SqliteDb(db), id, self._time(db, now)))

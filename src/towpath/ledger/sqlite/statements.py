@@ -229,6 +229,14 @@ _PLACEHOLDERS: Mapping[str, str] = {
     "{queue}": f"json_array({', '.join(QueueRow.__struct_fields__)})",
     "{part}": f"json_array({', '.join(PartRow.__struct_fields__)})",
     "{group}": f"json_array({', '.join(f'g.{name}' for name in GroupRow.__struct_fields__)})",
+    # Edges between jobs and gates of groups, with the columns of `core.edges.EdgePosition`.
+    "{edge}": "json_array(dst, of_group, seq, src, id, json(iif(run_anyway, 'true', 'false')))",
+    "{edges}": """SELECT e.dst, 0 AS of_group, e.src AS seq, '' AS name, s.id AS src, d.id AS id, e.run_anyway
+        FROM towpath_edge e JOIN towpath_job s ON s.seq = e.src JOIN towpath_job d ON d.seq = e.dst WHERE""",
+    "{gates}": "UNION ALL {gate_rows}",
+    "{gate_rows}": """SELECT g.dst, 1 AS of_group, 0 AS seq, g.src AS name, g.src AS src, d.id AS id,
+        g.run_anyway FROM towpath_gate g JOIN towpath_job d ON d.seq = g.dst WHERE""",
+    "{behind}": "(dst, of_group, seq, name) > (?2, ?3, ?4, ?5)",
     "{kept}": ", ".join(f"'{reason}'" for reason in sorted(REASONS[State.READY] & REASONS[State.SCHEDULED])),
 }
 

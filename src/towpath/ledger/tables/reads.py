@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from towpath.core.checks import storable
 from towpath.core.commands import GroupState, Selector
+from towpath.core.edges import Edge, EdgePage, EdgePosition, EdgeQuery, edge_page
 from towpath.core.explain import AHEAD, SHOWN, Explanation, JobFacts, explain
 from towpath.core.ids import prefix_range, short_seq
 from towpath.core.job import Job, Reason, State
@@ -22,6 +23,8 @@ from towpath.core.views import (
     GroupPage,
     GroupQuery,
     GroupView,
+    NotePage,
+    NoteQuery,
     NoteView,
     Page,
     PartView,
@@ -29,6 +32,7 @@ from towpath.core.views import (
     QueueView,
     Winner,
     group_page,
+    note_page,
     page_id,
     page_seq,
     page_token,
@@ -161,6 +165,11 @@ def queues(db: Db) -> dict[str, QueueView]:
     return {row.name: queue_view(row, _oldest_ready(db, row)) for row in db.rows("all_queues", (), QueueRow)}
 
 
+def queue(db: Db, name: str) -> QueueView | None:
+    found = db.rows("one_queue", (name,), QueueRow) if storable(name) else []
+    return queue_view(found[0], _oldest_ready(db, found[0])) if found else None
+
+
 def queue_view(row: QueueRow, oldest_ready: int | None) -> QueueView:
     counts = Counts(row.blocked, row.scheduled, row.ready, row.running, row.done, row.failed, row.canceled)
     return QueueView(
@@ -242,6 +251,29 @@ def note(db: Db, key: str, now: int) -> NoteView | None:
     return None if row is None else NoteView(*row)
 
 
+def notes(db: Db, query: NoteQuery, now: int) -> NotePage:
+    bounds = (query.prefix, query.after, prefix_end(query.prefix))
+    rows = db.rows("notes_after", (*bounds, now, query.limit + 1), tuple[str, str, int, int, int | None])
+    return note_page(query, [NoteView(row[0], bytes.fromhex(row[1]), *row[2:]) for row in rows])
+
+
+def edges(db: Db, query: EdgeQuery) -> EdgePage:
+    subjects = {
+        "edges_into": query.into,
+        "edges_out_of": query.out_of,
+        "edges_into_group": query.into_group,
+        "edges_out_of_group": query.out_of_group,
+    }
+    name, subject = next((name, subject) for name, subject in subjects.items() if subject is not None)
+    args = (subject, *query.after, query.limit + 1)
+    rows = db.rows(name, args, tuple[int, int, int, str, str, bool])
+    found = [
+        (EdgePosition(dst, group, seq, src if group else ""), Edge(src, id, bool(group), run_anyway))
+        for dst, group, seq, src, id, run_anyway in rows
+    ]
+    return edge_page(query, found)
+
+
 def explain_job(db: Db, id: str, now: int) -> Explanation:
     found = _by_id(db, [id])
     if id not in found:
@@ -297,6 +329,12 @@ class SharedReads:
 
     def queues(self) -> dict[str, QueueView]:
         return self._reads(queues)
+
+    def queue(self, name: str) -> QueueView | None:
+        return self._reads(lambda db: queue(db, name))
+
+    def edges(self, query: EdgeQuery) -> EdgePage:
+        return self._reads(lambda db: edges(db, query))
 
     def lookup(self, text: str, limit: int = 10) -> list[Job]:
         return self._reads(lambda db: lookup(db, text, limit))

@@ -129,7 +129,7 @@ class RetryHints:
         known = self._samples.get(queue)
         if known is not None and now < known[1].at + SAMPLE_INTERVAL:
             return known
-        view = self._ledger.queues().get(queue)
+        view = self._ledger.queue(queue)
         sample = _FinishedSample(now, 0 if view is None else view.counts.finished)
         if known is None or now > known[1].at + WINDOW or sample.finished < known[1].finished:
             # The first sample for a long time, or retention has removed finished jobs.

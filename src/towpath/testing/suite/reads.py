@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from towpath.core.checks import SECOND, optional_utc
+from towpath.core.edges import EdgeQuery
 from towpath.core.explain import OF_WORKERS, Explanation, GateName, when
 from towpath.core.job import Refuse, RetryOutcome, State
 from towpath.core.limits import Rate
-from towpath.core.views import Counts, Query
+from towpath.core.views import Counts, NoteQuery, Query
 from towpath.errors import UnknownJob
 from towpath.ledger import Ledger
 from towpath.testing.clock import START
@@ -25,6 +26,10 @@ class ReadSuite(Suite):
         assert ledger.find(Query()).jobs == ()
         assert ledger.find(Query()).next is None
         assert ledger.queues() == {}
+        assert ledger.queue("nowhere") is None
+        assert ledger.edges(EdgeQuery(into="nowhere")).edges == ()
+        assert ledger.edges(EdgeQuery(into_group="nothing")).edges == ()
+        assert ledger.notes(NoteQuery()).notes == ()
         assert ledger.parts("nowhere") == {}
         assert ledger.group("nothing") is None
         assert ledger.note("nothing") is None

@@ -226,6 +226,11 @@ SELECT name, blocked, scheduled, ready, running, done, failed, canceled, loose, 
     capacity, cap, rate_count, rate_period, rate_burst, next_at, retention, keep, served, clock
 FROM towpath.queue_now ORDER BY name;
 
+-- name: one_queue
+SELECT name, blocked, scheduled, ready, running, done, failed, canceled, loose, paused, why,
+    capacity, cap, rate_count, rate_period, rate_burst, next_at, retention, keep, served, clock
+FROM towpath.queue_now WHERE name = $1::text;
+
 -- name: live_queues
 SELECT name FROM towpath.queue_now WHERE ready > 0 OR scheduled > 0;
 
@@ -956,6 +961,35 @@ SELECT min(ready_at) FROM towpath.turn WHERE queue = $1::text AND ripe > 0;
 SELECT n.key, n.value, n.version, n.fence, n.expires_at FROM towpath.note n, towpath.last_time l
 WHERE n.key = $1::text AND (n.expires_at IS NULL
     OR n.expires_at > greatest(l.last_value, coalesce($2::bigint, {clock})));
+
+-- name: notes_after
+-- Notes from key $1 and after $2, before $3, at the time $4.
+SELECT key, encode(value, 'hex'), version, fence, expires_at FROM towpath.note
+WHERE key >= $1::text AND key > $2::text AND key < $3::text
+    AND (expires_at IS NULL OR expires_at > $4::bigint)
+ORDER BY key LIMIT $5::bigint;
+
+-- name: edges_into
+-- Edges to the job $1 behind the position ($2 dst, $3 of_group, $4 seq, $5 name): see `core.edges`.
+SELECT dst, of_group, seq, src, id, run_anyway FROM ({edges} d.id = $1::text {gates} d.id = $1::text) e
+WHERE {behind} ORDER BY dst, of_group, seq, name LIMIT $6::bigint;
+
+-- name: edges_into_group
+-- Edges to the members of the group $1, as in edges_into.
+SELECT dst, of_group, seq, src, id, run_anyway FROM (
+    {edges} d."group" = $1::text AND d.seq >= $2::bigint
+    {gates} d."group" = $1::text AND d.seq >= $2::bigint) e
+WHERE {behind} ORDER BY dst, of_group, seq, name LIMIT $6::bigint;
+
+-- name: edges_out_of
+-- Edges from the job $1, as in edges_into.
+SELECT dst, of_group, seq, src, id, run_anyway FROM ({edges} s.id = $1::text) e
+WHERE {behind} ORDER BY dst, of_group, seq, name LIMIT $6::bigint;
+
+-- name: edges_out_of_group
+-- Edges from the group $1, as in edges_into.
+SELECT dst, of_group, seq, src, id, run_anyway FROM ({gate_rows} g.src = $1::text) e
+WHERE {behind} ORDER BY dst, of_group, seq, name LIMIT $6::bigint;
 
 -- name: put_note
 SELECT now, version, fence, written

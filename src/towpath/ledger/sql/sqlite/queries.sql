@@ -65,6 +65,9 @@ FROM json_each(?) v CROSS JOIN towpath_queue q ON q.name = v.value;
 -- name: all_queues
 SELECT json_group_array({queue} ORDER BY name) FROM towpath_queue;
 
+-- name: one_queue
+SELECT json_group_array({queue}) FROM towpath_queue WHERE name = ?;
+
 -- name: live_queues
 SELECT json_group_array(name) FROM towpath_queue WHERE ready > 0 OR scheduled > 0;
 
@@ -546,6 +549,34 @@ SELECT min(at) FROM (
 -- name: read_note
 SELECT key, value, version, fence, expires_at FROM towpath_note WHERE key = ? AND (expires_at IS NULL
     OR expires_at > ?);
+
+-- name: notes_after
+-- Notes from key ?1 and after ?2, before ?3, at the time ?4.
+SELECT json_group_array(json_array(key, hex(value), version, fence, expires_at)) FROM (
+    SELECT * FROM towpath_note WHERE key >= ?1 AND key > ?2 AND key < ?3
+        AND (expires_at IS NULL OR expires_at > ?4)
+    ORDER BY key LIMIT ?5);
+
+-- name: edges_into
+-- Edges to the job ?1 behind the position (?2 dst, ?3 of_group, ?4 seq, ?5 name): see `core.edges`.
+SELECT json_group_array({edge}) FROM (SELECT * FROM ({edges} d.id = ?1 {gates} d.id = ?1)
+    WHERE {behind} ORDER BY dst, of_group, seq, name LIMIT ?6);
+
+-- name: edges_into_group
+-- Edges to the members of the group ?1, as in edges_into.
+SELECT json_group_array({edge}) FROM (SELECT * FROM (
+    {edges} d."group" = ?1 AND d.seq >= ?2 {gates} d."group" = ?1 AND d.seq >= ?2)
+    WHERE {behind} ORDER BY dst, of_group, seq, name LIMIT ?6);
+
+-- name: edges_out_of
+-- Edges from the job ?1, as in edges_into.
+SELECT json_group_array({edge}) FROM (SELECT * FROM ({edges} s.id = ?1)
+    WHERE {behind} ORDER BY dst, of_group, seq, name LIMIT ?6);
+
+-- name: edges_out_of_group
+-- Edges from the group ?1, as in edges_into.
+SELECT json_group_array({edge}) FROM (SELECT * FROM ({gate_rows} g.src = ?1)
+    WHERE {behind} ORDER BY dst, of_group, seq, name LIMIT ?6);
 
 -- name: open_dependencies
 SELECT json_group_array(id) FROM (
