@@ -131,14 +131,13 @@ class Exchange:
 
     async def request(self, kind: type[R], limit: int = MAX_JSON) -> R:
         """The JSON body of a request that lockd does not have: it must have the media type of JSON, so that
-        no page in a browser can send it without a permission. A large body is decoded off the event loop."""
+        no page in a browser can send it without a permission. An empty body is an object without fields. A
+        large body is decoded off the event loop."""
         media = (self.header(b"content-type") or "").partition(";")[0].strip().lower()
         if media not in ("", "application/json"):
             detail = f"the content type is {media}; it must be application/json"
             raise Problem(415, "unsupported_media_type", detail)
         body = await self.body(limit, lambda: _over(limit))
-        if not body.strip():
-            raise bad_body("the body must be a JSON object")
         return await asyncio.to_thread(decode, body, kind) if len(body) > MAX_JSON else decode(body, kind)
 
     async def discard(self) -> None:

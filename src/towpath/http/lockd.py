@@ -259,14 +259,12 @@ def _lock_routes(context: ServerContext) -> tuple[Route, ...]:
 
 def _server_routes(health: HealthRoutes) -> tuple[Route, ...]:
     get = partial(Route, method="GET", tag="server", any_method=True)
-    empty = Media("text/plain", "Empty.")
     return (
-        get(path="/healthz", handler=health.healthz, summary="The process answers.", response=empty),
+        get(path="/healthz", handler=health.healthz, summary="The process answers."),
         get(
             path="/readyz",
             handler=health.readyz,
             summary="The server takes new work, and its ledger answers.",
-            response=empty,
             errors=("shutdown_draining",),
         ),
         get(

@@ -75,6 +75,10 @@ class _Schemas:
     def of(self, kind: Any) -> dict[str, Any]:
         return self._by_type[kind]
 
+    def has_required(self, kind: Any) -> bool:
+        """Whether an object without fields does not fit."""
+        return bool(self.components[kind.__name__].get("required"))
+
     def parameters(self, arguments: type | None) -> list[dict[str, Any]]:
         """The arguments of a query string."""
         if arguments is None:
@@ -104,7 +108,8 @@ def _operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
     if route.right is not None:
         operation["x-right"] = route.right.value
     if route.request is not None:
-        operation["requestBody"] = {"required": True, **_body(route.request, schemas, is_request=True)}
+        required = isinstance(route.request, Media) or schemas.has_required(route.request)
+        operation["requestBody"] = {"required": required, **_body(route.request, schemas, is_request=True)}
     return operation
 
 

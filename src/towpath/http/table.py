@@ -166,9 +166,9 @@ def errors_of(route: Route) -> tuple[str, ...]:
     if route.arguments is not None:
         found.add("invalid_argument")
     if not route.any_method:
-        found |= {"method_not_allowed", "invalid_argument"}
+        found |= {"method_not_allowed", "invalid_argument", "invalid_body"}
         if _is_json(route.request):
-            found |= {"invalid_body", "unsupported_media_type", "body_too_large"}
+            found |= {"unsupported_media_type", "body_too_large"}
     return tuple(code for code in ERRORS if code in found)
 
 
