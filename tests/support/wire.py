@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -42,6 +43,7 @@ class Answer(msgspec.Struct, frozen=True):
             "current_version",
             "current_etag",
             "retry_after_seconds",
+            "next_step",
         }
         assert self.headers.get("retry-after", "0") == str(self.json.get("retry_after_seconds", 0))
         code: str = self.json["error"]
@@ -104,10 +106,12 @@ class Wire:
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
 
-    def request(self, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
+    def request(
+        self, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None, method: str = "POST"
+    ) -> None:
         fields = {"Host": "test", "Content-Length": str(len(body)), **(headers or {})}
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-        self.send(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
+        self.send(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
 
     def read(self, n: int) -> bytes:
         while len(self._buffer) < n:
@@ -185,6 +189,15 @@ class Remote:
     def post(self, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
         with self.connect() as wire:
             wire.request(path, body, headers)
+            return wire.answer()
+
+    def ask(self, method: str, path: str, body: Any = None, **arguments: Any) -> Answer:
+        """A request to `/v1/...` with a JSON body, if one is given, and arguments in the query string."""
+        query = f"?{urlencode(arguments)}" if arguments else ""
+        content = b"" if body is None else json.dumps(body).encode()
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        with self.connect() as wire:
+            wire.request(f"/v1/{path}{query}", content, headers, method)
             return wire.answer()
 
     def call(self, path: str, **fields: Any) -> Answer:

@@ -219,9 +219,6 @@ if TYPE_CHECKING:
     from towpath.app import App
     from towpath.operations.breakers import Record
 
-UNBOUNDED = 100 * 365 * 86400 * 1_000_000
-"""Microseconds. A later end means: open until `close`."""
-
 
 @click.group("breakers", cls=CliGroup)
 def breakers() -> None:
@@ -245,25 +242,9 @@ def _open_app(session: Session, name: str | None = None) -> Iterator[App]:
 
 
 def breaker_data(record: Record) -> dict[str, Any]:
-    at, status, settings = now(), record.status, record.breaker
-    phase, (failed, calls) = status.phase(at), record.counted(at)
-    return {
-        "name": settings.name,
-        "state": phase.value,
-        "until": format_time(status.until) if phase == "open" and status.until - at < UNBOUNDED else None,
-        "why": status.why or None,
-        "since": format_time(status.since) if status.since else None,
-        "failed": failed,
-        "calls": None if settings.ratio is None else calls,
-        "ratio": settings.ratio,
-        "volume": None if settings.ratio is None else settings.volume,
-        "failures": settings.failures,
-        "window": settings.window,
-        "cooldown": settings.cooldown,
-        "probes": settings.probes,
-        "trips": status.trips,
-        "gates": [{"queue": gate.queue, "part": gate.part} for gate in record.gates],
-    }
+    from towpath.operations.breakers import breaker_status
+
+    return breaker_status(record, now()).as_dict()
 
 
 @breakers.command("list")

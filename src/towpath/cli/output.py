@@ -3,7 +3,6 @@ tables."""
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 import sys
@@ -17,6 +16,7 @@ import msgspec
 from towpath import Rate
 from towpath.commands import AttemptRecord, Job, utc
 from towpath.escapes import escape, escape_json
+from towpath.queues.payloads import decode_body as decode_body
 from towpath.settings import resolve
 
 if TYPE_CHECKING:
@@ -184,21 +184,6 @@ def format_age(at: int | None, now: int) -> str:
 def format_rate(value: Rate | None) -> str | None:
     """A rate in the form that `--rate` accepts."""
     return None if value is None else str(value)
-
-
-def decode_body(data: bytes | None, content_type: str = "application/json") -> tuple[Any, str]:
-    """(value, encoding): JSON decoded, other UTF-8 as text, everything else as base64."""
-    if data is None:
-        return None, "none"
-    if content_type == "application/json":
-        try:
-            return msgspec.json.decode(data), "json"
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass
-    try:
-        return data.decode(), "text"
-    except UnicodeDecodeError:
-        return base64.b64encode(data).decode(), "base64"
 
 
 def format_body(data: bytes | None) -> str:

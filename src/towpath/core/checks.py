@@ -176,9 +176,9 @@ def micros(value: float | timedelta, field: str = "time") -> int:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
         raise InvalidInput(field=field, value=value, expected="a finite number of seconds, or a timedelta")
-    result = round(seconds * SECOND)
-    if not 0 <= result <= FOREVER:
-        expected = "0 or more seconds" if result < 0 else f"at most {FOREVER // SECOND} seconds"
+    # A huge float would be infinite as microseconds, and infinity cannot be rounded.
+    if not -1 <= seconds <= FOREVER // SECOND or (result := round(seconds * SECOND)) < 0:
+        expected = "0 or more seconds" if seconds < 0 else f"at most {FOREVER // SECOND} seconds"
         raise InvalidInput(field=field, value=value, expected=expected)
     return result
 

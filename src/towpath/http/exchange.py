@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
 
 from towpath.http.access import UNRESTRICTED, Principal
-from towpath.http.problems import Disconnected, Headers, Problem, bad_body
+from towpath.http.problems import Disconnected, Headers, Problem, bad_argument, bad_body
 from towpath.http.wire import MAX_JSON, correlation_of, decode, encode
 from towpath.tasks.new_jobs import new_id
 
@@ -41,6 +41,7 @@ class Exchange:
         "complete",
         "correlation",
         "extra",
+        "path",
         "principal",
         "scope",
         "started",
@@ -52,6 +53,8 @@ class Exchange:
         self._arguments: dict[str, str] | None = None
         self.extra = extra
         """Headers of every response."""
+        self.path: Mapping[str, str] = {}
+        """The parameters in the path."""
         self.principal: Principal = UNRESTRICTED
         self.correlation = correlation_of(self.header(b"x-correlation-id"))
         self.complete = False
@@ -74,13 +77,30 @@ class Exchange:
     def argument(self, name: str) -> str:
         """An argument of the query string, or empty."""
         if self._arguments is None:
-            query = self.scope["query_string"].decode("latin-1")
-            try:
-                pairs = parse_qsl(query, max_num_fields=MAX_ARGUMENTS, errors="strict") if query else []
-            except ValueError:
-                raise bad_body(f"the query string has invalid UTF-8 or over {MAX_ARGUMENTS} fields") from None
-            self._arguments = dict(reversed(pairs))
+            self._arguments = dict(reversed(self._pairs(keep_blank=False)))
         return self._arguments.get(name, "")
+
+    def query(self, kind: type[R]) -> R:
+        """The query string as arguments of this type; a list is written with commas. An argument that is
+        unknown, repeated or wrong is refused."""
+        pairs = self._pairs(keep_blank=True)
+        if len(dict(pairs)) < len(pairs):
+            raise bad_argument("an argument is given twice: a list is written with commas")
+        lists = {field.encode_name for field in msgspec.structs.fields(kind) if field.default == ()}
+        found = {name: text.split(",") if name in lists else text for name, text in pairs}
+        try:
+            return msgspec.convert(found, kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise bad_argument(str(error)) from None
+
+    def _pairs(self, keep_blank: bool) -> list[tuple[str, str]]:
+        query = self.scope["query_string"].decode("latin-1")
+        try:
+            return (
+                parse_qsl(query, keep_blank, max_num_fields=MAX_ARGUMENTS, errors="strict") if query else []
+            )
+        except ValueError:
+            raise bad_body(f"the query string has invalid UTF-8 or over {MAX_ARGUMENTS} fields") from None
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The pieces of the body."""
@@ -108,6 +128,17 @@ class Exchange:
         if required and not body.strip():
             raise bad_body("the body must be a JSON object")
         return decode(body, kind)
+
+    async def request(self, kind: type[R], limit: int = MAX_JSON) -> R:
+        """The JSON body of a request that lockd does not have: it must have the media type of JSON, so that
+        no page in a browser can send it without a permission. An empty body is an object without fields. A
+        large body is decoded off the event loop."""
+        media = (self.header(b"content-type") or "").partition(";")[0].strip().lower()
+        if media not in ("", "application/json"):
+            detail = f"the content type is {media}; it must be application/json"
+            raise Problem(415, "unsupported_media_type", detail)
+        body = await self.body(limit, lambda: _over(limit))
+        return await asyncio.to_thread(decode, body, kind) if len(body) > MAX_JSON else decode(body, kind)
 
     async def discard(self) -> None:
         """Read the rest of a body that is not wanted, as far as it is small."""
@@ -155,12 +186,22 @@ class Exchange:
             found.append((b"x-correlation-id", correlation.encode()))
         await self.send(200, found, encode(value))
 
+    async def answer(self, value: object, status: int = 200, headers: Headers | None = None) -> None:
+        """Answer with JSON."""
+        correlation = (b"x-correlation-id", self.own_correlation().encode())
+        found = [(b"content-type", b"application/json"), correlation, *(headers or ())]
+        await self.send(status, found, encode(value))
+
     async def refuse(self, problem: Problem) -> None:
         if not self.complete:
             await self.discard()
             problem.close = not self.complete
         headers = [*problem.headers(), (b"x-correlation-id", self.own_correlation().encode())]
         await self.send(problem.status, headers, encode(problem.envelope))
+
+
+def _over(limit: int) -> Problem:
+    return Problem(413, "body_too_large", f"the body has more than {limit} bytes")
 
 
 def _too_large() -> Problem:

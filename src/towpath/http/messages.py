@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 
 from towpath.core.checks import SECOND
-from towpath.core.job import Job, Spec
+from towpath.core.job import PRIORITIES, Job, Key, KeyPolicy, Spec, rank
 from towpath.http.multipart import BINARY
 from towpath.http.problems import Problem, bad_body
 from towpath.http.wire import DequeueResponse, EnqueueMeta, LeaseIds, MessageView, QueueName, lease_ids
 
+MILLISECOND = SECOND // 1000
 MAX_ATTEMPTS = 5
 """Failed attempts after which a message is a dead letter, if the producer asks for no other number."""
 ATTRIBUTES = "towpath-attributes"
@@ -36,10 +37,22 @@ async def payload_of(pieces: AsyncIterator[bytes], limit: int) -> bytes:
     return found[0] if len(found) == 1 else b"".join(found)
 
 
-def spec_of(id: str, name: QueueName, meta: EnqueueMeta, payload: bytes, correlation: str) -> Spec:
+def spec_of(
+    id: str,
+    name: QueueName,
+    meta: EnqueueMeta,
+    payload: bytes,
+    correlation: str,
+    priorities: Mapping[str, int] = PRIORITIES,
+) -> Spec:
+    """The spec of a message. Raises a `Problem` or `InvalidInput`."""
     content_type = meta.payload_content_type or BINARY
     if _CONTENT_TYPE.fullmatch(content_type) is None:
         raise bad_body("payload_content_type must be 1 to 255 visible characters")
+    if meta.dedupe_window_ms and not meta.dedupe_key:
+        raise bad_body("dedupe_window_ms needs a dedupe_key")
+    delay, ttl = _milliseconds(meta, "delay"), _milliseconds(meta, "ttl")
+    window = max(0, meta.dedupe_window_ms) * MILLISECOND
     attempts = meta.max_attempts if meta.max_attempts > 0 else MAX_ATTEMPTS
     return Spec(
         id=id,
@@ -47,13 +60,24 @@ def spec_of(id: str, name: QueueName, meta: EnqueueMeta, payload: bytes, correla
         payload=payload,
         content_type=content_type,
         headers=headers_of(meta.attributes or {}),
-        delay=max(0, meta.delay_seconds) * SECOND,
-        ttl=meta.ttl_seconds * SECOND if meta.ttl_seconds > 0 else None,
+        priority=rank("normal" if meta.priority == "" else meta.priority, priorities),
+        part=meta.part or None,
+        delay=delay,
+        ttl=ttl or None,
+        key=Key(meta.dedupe_key, KeyPolicy.UNIQUE, window) if meta.dedupe_key else None,
         max_attempts=attempts,
         # A consumer that crashed is a failed attempt too.
         max_losses=attempts,
         correlation_id=correlation,
     )
+
+
+def _milliseconds(meta: EnqueueMeta, name: str) -> int:
+    """A span of a message, in microseconds: `<name>_ms`, or else `<name>_seconds`."""
+    exact, whole = getattr(meta, f"{name}_ms"), getattr(meta, f"{name}_seconds")
+    if exact > 0 and whole > 0:
+        raise bad_body(f"{name}_ms and {name}_seconds exclude each other: give one of them")
+    return int(max(0, exact) * MILLISECOND or max(0, whole) * SECOND)
 
 
 def headers_of(attributes: Mapping[str, Any]) -> dict[str, str]:

@@ -23,6 +23,8 @@ class ErrorEnvelope(msgspec.Struct, omit_defaults=True, kw_only=True):
     current_version: int = 0
     current_etag: str = ""
     retry_after_seconds: int = 0
+    next_step: str = ""
+    """Only of routes that lockd does not have."""
 
 
 class Problem(Exception):
@@ -35,6 +37,8 @@ class Problem(Exception):
         super().__init__(f"{status} {code}: {detail}")
         self.status = status
         self.close = close
+        self.allow = ""
+        """The methods of the path."""
         self.envelope = ErrorEnvelope(error=code, detail=detail, retry_after_seconds=retry_after)
 
     @property
@@ -52,6 +56,8 @@ class Problem(Exception):
             found.append((b"retry-after", str(self.envelope.retry_after_seconds).encode()))
         if self.close:
             found.append((b"connection", b"close"))
+        if self.allow:
+            found.append((b"allow", self.allow.encode()))
         return found
 
 
@@ -61,6 +67,10 @@ class Disconnected(Exception):
 
 def bad_body(detail: str) -> Problem:
     return Problem(400, "invalid_body", detail)
+
+
+def bad_argument(detail: str) -> Problem:
+    return Problem(400, "invalid_argument", detail)
 
 
 def missing(code: str, *fields: str) -> Problem:
@@ -84,6 +94,20 @@ def problem_of(error: errors.TowpathError) -> Problem:
             return Problem(429, "throttled", str(error), retry_after=max(1, math.ceil(seconds)))
         case errors.LostClaim():
             return Problem(409, "queue_message_lease_mismatch", str(error))
+        case errors.UnknownJob():
+            return Problem(404, "unknown_job", str(error))
+        case errors.UnknownGroup():
+            return Problem(404, "unknown_group", f"there is no group {error.details['group']}")
+        case errors.UnknownDependency():
+            return Problem(400, "unknown_dependency", str(error))
+        case errors.DependencyCycle():
+            return Problem(400, "dependency_cycle", str(error))
+        case errors.GroupClosed():
+            return Problem(409, "group_closed", str(error))
+        case errors.NotRevivable():
+            return Problem(409, "not_revivable", str(error))
+        case errors.Unsupported():
+            return Problem(400, "unsupported", str(error))
         case errors.NoteConflict():
             return Problem(409, "cas_mismatch", str(error))
         case errors.LedgerClosed():

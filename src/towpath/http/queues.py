@@ -50,21 +50,23 @@ class QueueRoutes:
         meta = decode(parts.meta, EnqueueMeta)
         name = context.queue(meta.namespace, meta.queue or exchange.argument("queue"))
         id = new_id()
-        spec = spec_of(id, name, meta, payload, exchange.own_correlation())
+        spec = spec_of(id, name, meta, payload, exchange.own_correlation(), self._engine.priorities)
         answer = await self._engine.acall(Append((spec,)))
         assert isinstance(answer, Appended)
+        [placed] = answer.jobs
         correlation = spec.correlation_id or ""
         visibility = meta.visibility_timeout_seconds
         response = EnqueueResponse(
             namespace=name.namespace,
             queue=name.queue,
-            message_id=id,
+            message_id=placed.id,
             attempts=0,
             max_attempts=spec.max_attempts,
             not_visible_until_unix=context.now() + spec.delay // SECOND,
             visibility_timeout_seconds=visibility if visibility > 0 else context.options.visibility,
             payload_bytes=len(payload),
             correlation_id=correlation,
+            duplicate=placed.id != id,
         )
         await exchange.reply(response, correlation)
 

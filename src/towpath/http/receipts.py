@@ -92,31 +92,20 @@ class ReceiptRoutes:
             fields.append(("meta_etag", request.meta_etag))
         first_missing("missing_fields", fields)
         name = self._context.queue(request.namespace or exchange.argument("namespace"), request.queue)
-        held = self._context.held.get(request.message_id)
-        # The message may have been delivered again by another server: a cached lease refuses nothing.
-        if held is None or held.queue != name.stored or not _fits(held.fence, request):
-            held = HeldMessage.of(await self._read(name, request))
+        held = held_by(self._context, name, request) or await self._read(name, request)
         if with_etag and request.meta_etag != lease_ids(held.id, held.fence).meta_etag:
             raise Problem(409, "cas_mismatch", "meta_etag is outdated: message metadata changed")
         return held
 
-    async def _read(self, name: QueueName, request: ReceiptRequest) -> Job:
-        """The running job of the request, from the ledger. Raises a `Problem`."""
+    async def _read(self, name: QueueName, request: ReceiptRequest) -> HeldMessage:
+        """The message of the request, from the ledger. Raises a `Problem`."""
         id = request.message_id
         known = len(id) <= checks.MAX_NAME and checks.storable(id)
         jobs = await self._context.read(self._engine.ledger.get_many, [id], bodies=False) if known else {}
-        job = jobs.get(id)
-        if job is None or job.queue != name.stored:
-            raise Problem(404, "not_found", "message not found")
-        if job.state in FINISHED:
-            raise Problem(404, "not_found", "message already removed")
-        if not _fits(job.fence, request):
-            raise _mismatch("the message was delivered again, or its lease is another one")
-        if job.state is not RUNNING:
-            if job.settled_fence == job.fence and not isinstance(request, ExtendRequest):
-                raise Problem(409, "cas_mismatch", "message metadata changed: it was returned to its queue")
-            raise _mismatch("the lease is over: the message is in its queue again")
-        return job
+        found = held_or_problem(jobs.get(id), name, request)
+        if isinstance(found, Problem):
+            raise found
+        return found
 
     async def _lost(self, held: HeldMessage, request: ReceiptRequest) -> Problem:
         """The problem of a receipt after its lease has ended in the ledger."""
@@ -126,7 +115,30 @@ class ReceiptRoutes:
             await self._read(name._replace(stored=held.queue), request)
         except Problem as problem:
             return problem
-        return _mismatch("the lease is lost")
+        return mismatch("the lease is lost")
+
+
+def held_by(context: ServerContext, name: QueueName, request: ReceiptRequest) -> HeldMessage | None:
+    """The message that this server has delivered with this receipt. The message may have been delivered again
+    by another server: a cached lease refuses nothing."""
+    held = context.held.get(request.message_id)
+    fits = held is not None and held.queue == name.stored and _fits(held.fence, request)
+    return held if fits else None
+
+
+def held_or_problem(job: Job | None, name: QueueName, request: ReceiptRequest) -> HeldMessage | Problem:
+    """The message of a receipt by its record in the ledger, or why the client does not hold it."""
+    if job is None or job.queue != name.stored:
+        return Problem(404, "not_found", "message not found")
+    if job.state in FINISHED:
+        return Problem(404, "not_found", "message already removed")
+    if not _fits(job.fence, request):
+        return mismatch("the message was delivered again, or its lease is another one")
+    if job.state is not RUNNING:
+        if job.settled_fence == job.fence and not isinstance(request, ExtendRequest):
+            return Problem(409, "cas_mismatch", "message metadata changed: it was returned to its queue")
+        return mismatch("the lease is over: the message is in its queue again")
+    return HeldMessage.of(job)
 
 
 def _fits(fence: int, request: ReceiptRequest) -> bool:
@@ -141,7 +153,7 @@ def _fits(fence: int, request: ReceiptRequest) -> bool:
     )
 
 
-def _mismatch(detail: str) -> Problem:
+def mismatch(detail: str) -> Problem:
     return Problem(409, "queue_message_lease_mismatch", detail)
 
 

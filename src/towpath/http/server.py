@@ -60,7 +60,7 @@ class HttpServer:
             stack.callback(health.close)
             self._app.engine.start_caretaker()
             config = uvicorn.Config(
-                application(context, health),
+                application(context, health, self._app),
                 http=LimitedProtocol,
                 ws="none",
                 lifespan="off",

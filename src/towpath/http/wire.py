@@ -33,7 +33,10 @@ class _JsonRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class EnqueueMeta(msgspec.Struct, kw_only=True):
-    """The meta part. Unknown fields are ignored."""
+    """The meta part. Unknown fields are ignored. The last fields are not lockd's: `delay_ms` and `ttl_ms`
+    are milliseconds instead of seconds; a smaller `priority` is delivered sooner. While a message with a
+    `dedupe_key` is not done, and for `dedupe_window_ms` after its enqueue, another one with the key is not
+    stored: the answer is the first message."""
 
     namespace: str = ""
     queue: str = ""
@@ -43,6 +46,12 @@ class EnqueueMeta(msgspec.Struct, kw_only=True):
     max_attempts: Int64 = 0
     attributes: dict[str, Any] | None = None
     payload_content_type: str = ""
+    priority: int | str = ""
+    delay_ms: Int64 = 0
+    ttl_ms: Int64 = 0
+    dedupe_key: str = ""
+    dedupe_window_ms: Int64 = 0
+    part: str = ""
 
 
 class EnqueueResponse(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -56,6 +65,8 @@ class EnqueueResponse(msgspec.Struct, omit_defaults=True, kw_only=True):
     visibility_timeout_seconds: int
     payload_bytes: int
     correlation_id: str = ""
+    duplicate: bool = False
+    """Another message holds the `dedupe_key`; `message_id` is its id."""
 
 
 class DequeueRequest(_JsonRequest, forbid_unknown_fields=True, kw_only=True):
@@ -243,7 +254,15 @@ class DescribeResponse(msgspec.Struct, omit_defaults=True, kw_only=True):
     metadata: dict[str, Any]
 
 
-def encode(value: msgspec.Struct) -> bytes:
+class KeyArguments(msgspec.Struct, kw_only=True):
+    """The query string of the calls about the document of a key."""
+
+    key: Annotated[str, msgspec.Meta(description="The key, or `q/<queue>/state/<message id>`.")]
+    namespace: str = ""
+    public: Annotated[str, msgspec.Meta(description="`1`: without a lease, as published. For get.")] = ""
+
+
+def encode(value: object) -> bytes:
     """One JSON object and a line feed. Like Go, escape the characters that HTML would interpret."""
     text = msgspec.json.encode(value)
     if b"<" in text or b">" in text or b"&" in text:

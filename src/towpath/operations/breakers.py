@@ -18,6 +18,7 @@ from towpath.core import breaker as rules
 from towpath.core import checks
 from towpath.core.breaker import Breaker, Phase
 from towpath.core.breaker import Record as Record
+from towpath.core.breaker import breaker_status as breaker_status
 from towpath.core.commands import Settle
 from towpath.core.job import ClaimedJob, Done, Job, Outcome, Reason, Release, RetryOutcome
 from towpath.core.retry import Chance

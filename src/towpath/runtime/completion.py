@@ -128,6 +128,30 @@ class CompletionWatcher:
                 if same.pop(future, None) is not None and not same:
                     del self._versions[loop]
 
+    async def until_ended(self, id: str, group: bool, timeout: float) -> bool:
+        """Wait until the job, or the group, has ended or does not exist; False after `timeout` seconds. The
+        ledger is not read on the event loop."""
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+        ready = partial(_resolve, loop, (woken,), None)
+        with self._registered(CompletionWaiter(id, group, ready)) as waiting:
+            if await asyncio.to_thread(self._is_over, id, group):
+                return True
+            try:
+                async with asyncio.timeout(timeout):
+                    await woken
+            except TimeoutError:
+                return False
+            if waiting.error is not None:
+                raise waiting.error
+            return True
+
+    def _is_over(self, id: str, group: bool) -> bool:
+        try:
+            return (self._closed_group(id) if group else self._finished(id)) is not None
+        except (UnknownJob, UnknownGroup):
+            return True
+
     def close(self) -> None:
         """All waiters get `LedgerClosed`."""
         self._end(LedgerClosed(path="the engine"), closed=True)

@@ -202,6 +202,10 @@ class Engine:
         return [self.components.committer.answer(reply) for reply in replies]
 
     async def acall_all(self, commands: Sequence[Command]) -> list[Result]:
+        return [self.components.committer.answer(reply) for reply in await self.aapply(commands)]
+
+    async def aapply(self, commands: Sequence[Command]) -> Sequence[Reply]:
+        """Commit several commands in this order and in one batch; return the results and errors."""
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Sequence[Reply]] = loop.create_future()
 
@@ -209,7 +213,7 @@ class Engine:
             resolve_futures(loop, [(answered, replies)])
 
         self.components.committer.post(commands, receive, retried=False)
-        return [self.components.committer.answer(reply) for reply in await answered]
+        return await answered
 
     @property
     def transactional(self) -> bool:
