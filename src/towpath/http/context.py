@@ -52,6 +52,8 @@ class ServerContext:
         self.held: dict[str, HeldMessage] = {}
         """The delivered messages by id: a cache, oldest first."""
         self.draining = False
+        self.drained = asyncio.Event()
+        """Set when the drain begins, on the event loop."""
         self.extra: Headers = []
         """Headers of every response."""
 
@@ -86,6 +88,7 @@ class ServerContext:
     def drain(self) -> None:
         """Take no new work and end all waits. Receipts are still taken."""
         self.draining = True
+        self.drained.set()
         self.extra.append((b"shutdown-imminent", b"true"))
         self.consumers.interrupt()
 

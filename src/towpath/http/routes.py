@@ -17,6 +17,7 @@ from towpath.http.deliveries import DeliveryRoutes
 from towpath.http.documents import DocumentRoutes
 from towpath.http.exchange import Exchange
 from towpath.http.health import HealthRoutes
+from towpath.http.ledger_routes import LedgerRoutes
 from towpath.http.lock_routes import LockRoutes
 from towpath.http.problems import Disconnected, Problem, problem_of, unexpected
 from towpath.http.queues import QueueRoutes
@@ -27,7 +28,7 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 def handlers_of(context: ServerContext, health: HealthRoutes) -> Mapping[str, Handler]:
     queues, deliveries, receipts = QueueRoutes(context), DeliveryRoutes(context), ReceiptRoutes(context)
-    locks, documents = LockRoutes(context), DocumentRoutes(context)
+    locks, documents, ledger = LockRoutes(context), DocumentRoutes(context), LedgerRoutes(context)
     return {
         "/healthz": health.healthz,
         "/readyz": health.readyz,
@@ -49,6 +50,9 @@ def handlers_of(context: ServerContext, health: HealthRoutes) -> Mapping[str, Ha
         "/v1/get": documents.get,
         "/v1/update": documents.update,
         "/v1/remove": documents.remove,
+        "/v1/ledger/apply": ledger.apply,
+        "/v1/ledger/read": ledger.read,
+        "/v1/ledger/wait": ledger.wait,
     }
 
 
