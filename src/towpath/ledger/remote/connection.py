@@ -194,11 +194,7 @@ class Connections:
         try:
             connection.connect()
         except (OSError, UnicodeError) as error:
-            self.check_open()
-            if isinstance(error, ssl.SSLCertVerificationError):
-                raise NotALedger(
-                    path=self._options.place, why=f"its certificate: {error.verify_message}"
-                ) from error
+            self._check_fatal(error)
             raise RequestFailed(
                 _reason(error), ambiguous=False, late=isinstance(error, TimeoutError)
             ) from error
@@ -211,12 +207,22 @@ class Connections:
             response = connection.getresponse()
             answer = response.read()
         except (OSError, http.client.HTTPException) as error:
-            self.check_open()
+            self._check_fatal(error)
             if isinstance(error, TimeoutError):
                 why = f"no answer within {connection.timeout:g} s"
                 raise RequestFailed(why, ambiguous=True, late=True) from error
             raise RequestFailed(_reason(error), ambiguous=True) from error
         return response.status, response.headers.get_content_type(), answer
+
+    def _check_fatal(self, error: BaseException) -> None:
+        """Raise if `close` or a certificate caused the error: then no retry helps."""
+        self.check_open()
+        place = self._options.place
+        if isinstance(error, ssl.SSLCertVerificationError):
+            raise NotALedger(path=place, why=f"its certificate: {error.verify_message}") from error
+        if isinstance(error, ssl.SSLError) and "CERTIFICATE" in (error.reason or ""):
+            why = f"it refuses the certificate of this client: {_reason(error)}"
+            raise NotALedger(path=place, why=why) from error
 
     def _give_back(self, connection: http.client.HTTPConnection) -> None:
         with self._lock:
