@@ -274,7 +274,16 @@ SERVER_NEXT_STEPS: Mapping[type[errors.TowpathError], str] = {
     ),
     errors.Damaged: "Stop every process, keep a dump, restore a backup.",
 }
-"""Replacements for ledgers on a server."""
+"""Replacements for ledgers on PostgreSQL."""
+
+HTTP_NEXT_STEPS: Mapping[type[errors.TowpathError], str] = {
+    errors.NotALedger: (
+        "Check the URL: http://host:port, https://host:port or unix:///path/of/socket. docs/remote.md "
+        "describes tokens and certificates."
+    ),
+    errors.LedgerAway: "Check that `towpath serve` is running there and that the address is right.",
+}
+"""Replacements for ledgers of an HTTP server."""
 
 
 class Failure(Exception):
@@ -347,8 +356,11 @@ def as_failure(error: BaseException) -> Failure:
 
 def _towpath_failure(error: errors.TowpathError) -> Failure:
     step = next((NEXT_STEPS[kind] for kind in type(error).__mro__ if kind in NEXT_STEPS), "")
-    if str(error.details.get("path", "")).startswith("postgresql:"):
+    place = str(error.details.get("path", ""))
+    if place.startswith("postgresql:"):
         step = SERVER_NEXT_STEPS.get(type(error), step)
+    elif place.startswith(("http:", "https:", "unix:")):
+        step = HTTP_NEXT_STEPS.get(type(error), step)
     failure = Failure(
         str(error),
         exit_code_of(error),

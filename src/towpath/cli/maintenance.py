@@ -32,6 +32,9 @@ def backup(session: Session, /, path: Path) -> int:
 
 def _copy(ledger: Ledger, path: Path, quiet: bool) -> int:
     copy = getattr(ledger, "backup", None)
+    if copy is None and ledger.capabilities.attended:
+        step = "Run it on the machine of the server, with the URL that `towpath serve` opens."
+        raise Failure("`towpath backup` cannot copy the ledger of a server.", REFUSED, step)
     if copy is None:
         step = (
             "`pg_dump --schema=towpath` saves a consistent snapshot; `towpath ledger copy` copies it to an "

@@ -53,7 +53,7 @@ class ServerContext:
         """The delivered messages by id: a cache, oldest first."""
         self.draining = False
         self.drained = asyncio.Event()
-        """Set when the drain begins."""
+        """Set when the drain begins, on the event loop."""
         self.extra: Headers = []
         """Headers of every response."""
 

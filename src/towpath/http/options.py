@@ -27,7 +27,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Spans are seconds. `max_consumers` is the number of requests that wait for messages at once.
     `visibility` is the lease of a message if the consumer asks for none, `max_visibility` the longest that a
     consumer may ask for. For `drain_grace` seconds after the first signal to stop, consumers may still
-    acknowledge the messages that they hold."""
+    acknowledge the messages that they hold. `for_tests` lets clients of `/v1/ledger` give the time of
+    commands and read a dump; the suite of ledgers needs both."""
 
     listen: str = DEFAULT_LISTEN
     default_namespace: str = "default"
@@ -36,6 +37,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_visibility: int = 1800
     drain_grace: float = 10.0
     max_payload: int = checks.MAX_PAYLOAD
+    for_tests: bool = False
 
     def __post_init__(self) -> None:
         checks.whole("max_consumers", self.max_consumers, 1, 1_000_000)

@@ -18,6 +18,7 @@ from towpath.http.api import api_routes
 from towpath.http.context import ServerContext
 from towpath.http.exchange import Exchange
 from towpath.http.health import HealthRoutes
+from towpath.http.ledger_routes import ledger_routes
 from towpath.http.lockd import lockd_routes
 from towpath.http.openapi import DocumentRoute
 from towpath.http.problems import Disconnected, Problem, problem_of, unexpected
@@ -30,7 +31,7 @@ Find = Callable[[Exchange], Methods]
 
 def route_table(context: ServerContext, health: HealthRoutes, app: App) -> tuple[Route, ...]:
     """Every route of a server, in the order of the reference."""
-    routes = (*lockd_routes(context, health), *api_routes(context, app))
+    routes = (*lockd_routes(context, health), *api_routes(context, app), *ledger_routes(context))
     return (*routes, DocumentRoute(routes).route)
 
 

@@ -12,7 +12,7 @@ from towpath.http.access import Right
 from towpath.http.exchange import Exchange
 
 Handler = Callable[[Exchange], Awaitable[None]]
-Tag = Literal["messages", "queues", "dead letters", "locks", "jobs", "groups", "fleet", "server"]
+Tag = Literal["messages", "queues", "dead letters", "locks", "jobs", "groups", "fleet", "ledger", "server"]
 
 
 class Media(msgspec.Struct, frozen=True):
@@ -93,6 +93,9 @@ ERRORS: Mapping[str, ErrorCode] = {
     "invalid_txn": ErrorCode(400, "The txn_id cannot be used.", "Leave out `txn_id`."),
     "invalid_nack_intent": ErrorCode(400, "The intent of a nack is unknown.", "Send failure or defer."),
     "invalid_nack_last_error": ErrorCode(400, "A defer has an error.", "Leave out `last_error`."),
+    "unsupported_format": ErrorCode(
+        400, "The client and the server use different versions of the format.", "Use the same version."
+    ),
     "unknown_dependency": ErrorCode(
         400, "`after` names a job or group that does not exist.", "Enqueue it first, or in the same request."
     ),

@@ -42,12 +42,14 @@ Answer = Result | Refused
 class Capabilities(msgspec.Struct, frozen=True):
     """`durable`: survives the process. `shared`: several processes may open it. `transactional`:
     `Settle.within` works, and it is a `Transactional` ledger. `remote`: a read goes to a server that
-    other clients share, so polling should be rare."""
+    other clients share, so polling should be rare. `attended`: a server does the upkeep and fires the
+    schedules, so its clients leave both to it."""
 
     durable: bool
     shared: bool
     transactional: bool
     remote: bool = False
+    attended: bool = False
 
 
 class Owners(Protocol):
@@ -241,9 +243,10 @@ class Transactional(Protocol):
 def open_ledger(url: str, clock: Clock | None = None) -> Ledger:
     """Open a ledger: `memory://`; `sqlite:///relative.db` or `sqlite:////absolute.db`, optionally with
     `?synchronous=normal`; `postgresql://user@host/database` with `?schema=name`, `?pooled=true` (behind a
-    transaction pooler) and the parameters of PostgreSQL itself; or a scheme that an installed package
-    registers as an entry point of the group `towpath.ledgers`. `clock` is the time of a ledger that has none
-    of its own; PostgreSQL has the server's."""
+    transaction pooler) and the parameters of PostgreSQL itself; `http://host:port`, `https://host:port` or
+    `unix:///path/of/socket` of a server (`towpath serve`), with the options of `docs/remote.md`; or a scheme
+    that an installed package registers as an entry point of the group `towpath.ledgers`. `clock` is the time
+    of a ledger that has none of its own; PostgreSQL and HTTP have the server's."""
     scheme = urlsplit(url).scheme
     opener = _SCHEMES.get(scheme) or _registered(scheme, url)
     return opener(url, clock)
@@ -270,6 +273,12 @@ def _open_postgres(url: str, clock: Clock | None) -> Ledger:
     return ledger.PostgresLedger(*ledger.options_of(url))
 
 
+def _open_remote(url: str, clock: Clock | None) -> Ledger:
+    from towpath.ledger.remote import ledger
+
+    return ledger.RemoteLedger(ledger.options_of(url))
+
+
 Opener = Callable[[str, Clock | None], Ledger]
 """Opens the ledger of a URL. An entry point of the group `towpath.ledgers` names such a function."""
 ENTRY_POINTS: Final = "towpath.ledgers"
@@ -278,6 +287,9 @@ _SCHEMES: Final[Mapping[str, Opener]] = {
     "sqlite": _open_sqlite,
     "postgresql": _open_postgres,
     "postgres": _open_postgres,
+    "http": _open_remote,
+    "https": _open_remote,
+    "unix": _open_remote,
 }
 
 
@@ -289,7 +301,10 @@ def _registered(scheme: str, url: str) -> Opener:
     found = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     if scheme not in found:
         more = "".join(f", {name}://" for name in sorted(found))
-        known = f"memory://, sqlite:///file.db, sqlite:////absolute/file.db, postgresql://user@host/database{more}"
+        known = (
+            "memory://, sqlite:///file.db, sqlite:////absolute/file.db, postgresql://user@host/database, "
+            f"http://host:port, https://host:port, unix:///path/of/socket{more}"
+        )
         hint = "" if ":" in url else f"; did you mean sqlite:///{url}?"
         raise InvalidInput(field="url", value=without_password(url), expected=f"one of {known}{hint}")
     try:

@@ -262,12 +262,13 @@ class _DeadOwners:
 
 
 class _Election:
-    """The election: the holder of the note is elected."""
+    """The election: the holder of the note is elected. A client of a server does not take part."""
 
     def __init__(self, ledger: Ledger, committer: Committer, owner: str) -> None:
         self._ledger = ledger
         self._committer = committer
         self._owner = owner.encode()
+        self._attended = ledger.capabilities.attended
         self._note: Noted | None = None
         self._holder = ""
         """The elected owner at the last check, if it was another one."""
@@ -285,7 +286,8 @@ class _Election:
         whether this one is elected."""
         if not self.checked_at <= now < self.next() or (self._note is None and self._holder in dead):
             before = self.held_until > now
-            self._try_to_hold(now, dead)
+            if not self._attended:
+                self._try_to_hold(now, dead)
             self.checked_at = now
             if self.held_until > now and not before and self._committer.bus.wants(CaretakerElected):
                 self._committer.bus.publish(CaretakerElected(self._owner.decode()))

@@ -15,7 +15,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from towpath.core.commands import Claim, Claimed, Command, Progress, Result, Settle
 from towpath.errors import LedgerClosed, LedgerError, NestedCall, QueueFull, TowpathError
@@ -30,6 +30,7 @@ from towpath.runtime.commit.pending import (
     GatheredCalls,
     Pending,
     PendingCall,
+    PendingForeign,
     PendingLoopCalls,
     PendingPost,
     Reply,
@@ -39,6 +40,8 @@ from towpath.runtime.commit.pending import (
 )
 
 log = get_logger("towpath.committer")
+
+T = TypeVar("T")
 
 MAX_BACKLOG = 10_000
 """Specs of appends that may wait for a commit before further appends are held back."""
@@ -85,6 +88,8 @@ class Committer:
         self._several_callers = False
         """The last batch had several callers. Then the next blocking caller does not lead: the others would
         wait for a commit of its one command."""
+        self._has_foreign = False
+        """A client has posted commands."""
         self._closing = False
         self._failures = 0
         self.batch_seconds = 0.0
@@ -195,6 +200,13 @@ class Committer:
         self.refuse_nested()
         with self._lock:
             self._add(PendingPost(commands, call, retried), bounded=False)
+
+    def post_foreign(self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None]) -> None:
+        """`post` for the commands of a client, which is another process. Not retried: the client does
+        that."""
+        with self._lock:
+            self._add(PendingForeign(commands, call, retried=False), bounded=False)
+            self._has_foreign = True
 
     def refuse_nested(self) -> None:
         """Raise `NestedCall` in a commit function: the thread that would reply is the caller itself."""
@@ -395,16 +407,29 @@ class Committer:
             self._applying, self._commands = threading.get_ident(), commands
             answers = self._ledger.apply(commands)
         except BaseException:
-            self._claims.failed(commands)
+            self._claims.failed(self._own(commands))
             raise
         finally:
             self._applying, self._commands = None, ()
             self._batches += 1
         self.batch_seconds = time.monotonic() - started
-        self._claims.applied(commands, answers)
+        self._claims.applied(self._own(commands), self._own(answers))
         if feedback.has_listeners(self.bus):
             feedback.publish(self.bus, commands, answers, self.batch_seconds)
         return answers
+
+    def _own(self, values: Sequence[T]) -> Sequence[T]:
+        """Of the commands of a batch, or their answers: without those of clients."""
+        if not self._has_foreign:
+            return values
+        own: list[T] = []
+        at = 0
+        for pending in self.batch:
+            end = at + len(pending.commands)
+            if type(pending) is not PendingForeign:
+                own += values[at:end]
+            at = end
+        return [*own, *values[at:]]
 
     def _fail(self, batch: Sequence[Pending], error: TowpathError) -> None:
         commands = sum([len(pending.commands) for pending in batch])

@@ -149,6 +149,13 @@ class PendingPost(Pending):
         self.sender: object = None
 
 
+class PendingForeign(PendingPost):
+    """Commands of another process, a client of this one. That process records its claims itself: this one
+    must not take them for claims with a lost reply."""
+
+    __slots__ = ()
+
+
 class PendingProgress(dict[tuple[str, int], tuple[Progress, Callable[[Reply], None]]]):
     """The newest progress of each running job that waits for a commit, by job id and fence."""
 

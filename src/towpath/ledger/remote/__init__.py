@@ -1,0 +1,1 @@
+"""The ledger of an HTTP server (`towpath serve`)."""
