@@ -69,7 +69,7 @@ def _route(path: str, handler: Handler, context: ServerContext) -> ASGIRouteHand
         exchange = Exchange(scope, receive, send, context.extra)
         try:
             try:
-                await handler(exchange)
+                await context.access.run(exchange, handler)
             except Problem as problem:
                 await _refuse(exchange, problem)
             except TowpathError as error:
