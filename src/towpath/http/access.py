@@ -6,10 +6,13 @@ request before it reads or changes anything."""
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 
 import msgspec
 
+from towpath.errors import InvalidInput
 from towpath.http.problems import Problem
+from towpath.http.wire import namespace_name, queue_name
 
 
 class Right(enum.Enum):
@@ -74,3 +77,21 @@ class Principal(msgspec.Struct, frozen=True):
 
 UNRESTRICTED = Principal("local", (Grant(frozenset(Right)),))
 """The client of a server without authentication, which listens on loopback or a unix socket only."""
+
+
+def checked_namespace(text: str, every: str = "*") -> str:
+    """The namespace of a grant; `every` stands for all of them. Raises `InvalidInput`."""
+    return text if text == every else _checked("namespace", text, namespace_name)
+
+
+def checked_prefix(text: str) -> str:
+    """The beginning of queue names in a grant. Raises `InvalidInput`."""
+    return _checked("queue prefix", text, lambda name: queue_name("default", name).queue)
+
+
+def _checked(field: str, text: str, check: Callable[[str], str]) -> str:
+    try:
+        return check(text)
+    except Problem as problem:
+        expected = problem.envelope.detail
+        raise InvalidInput(field=field, value=text, expected="a valid name", message=expected) from None

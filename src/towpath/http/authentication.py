@@ -7,6 +7,7 @@ seconds."""
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 from towpath.errors import TowpathError
@@ -28,6 +29,8 @@ CERTIFICATE = "towpath.certificate"
 """The key of a request's scope for the `ClientCertificate` of its connection."""
 REFRESH = 1.0
 """Seconds after which tokens are read again."""
+MIN_PAUSE = 0.05
+"""Seconds between two reads of the tokens at least, however many unknown tokens arrive."""
 FAILURES_LOGGED = 10
 """Failed authentications that are logged in each `REFRESH`; the others are counted."""
 
@@ -49,10 +52,10 @@ class AccessControl:
         self._watch: asyncio.Task[None] | None = None
         self._failures = FailureLog()
 
-    async def run(self, exchange: Exchange, handler: Handler) -> None:
-        """Set the principal of the exchange and call the handler. Raises a `Problem` if the client is unknown
-        or sends too many requests."""
-        if exchange.scope["path"] in PUBLIC:
+    async def run(self, exchange: Exchange, path: str, handler: Handler) -> None:
+        """Set the principal of the exchange and call the handler of the path. Raises a `Problem` if the
+        client is unknown or sends too many requests."""
+        if path in PUBLIC:
             await handler(exchange)
         elif self._is_open:
             self._spend(peer_of(exchange.scope["client"]))
@@ -76,7 +79,7 @@ class AccessControl:
         header = exchange.header(b"authorization")
         certificate: ClientCertificate | None = exchange.scope.get(CERTIFICATE)
         if self._tokens is not None and (header is not None or certificate is None):
-            return _check_token(await self._tokens.current(), header, self._clock.now())
+            return await self._check_token(self._tokens, header)
         if certificate is None:
             raise _unauthorized("a client certificate is needed")
         if certificate.problem is not None:
@@ -84,6 +87,22 @@ class AccessControl:
         if not self._is_valid(certificate, {}):
             raise _unauthorized("the certificate is revoked or has expired")
         return certificate
+
+    async def _check_token(self, tokens: TokenCache, header: str | None) -> TokenRecord:
+        """The valid token of an Authorization header. Raises a `Problem`; its text has no part of the
+        header."""
+        scheme, _, text = (header or "").partition(" ")
+        if scheme.lower() != "bearer":
+            raise _unauthorized("a token is needed: Authorization: Bearer tp_...")
+        record = find_token(await tokens.current(), text.strip())
+        if record is None:
+            # It may be new.
+            record = find_token(await tokens.fresh(), text.strip())
+        if record is None:
+            raise _unauthorized("the token is unknown or revoked")
+        if not record.is_valid(self._clock.now()):
+            raise _unauthorized(f"the token {record.id} has expired")
+        return record
 
     async def _run(self, exchange: Exchange, handler: Handler, credential: Credential) -> None:
         async with asyncio.timeout(None) as limit:
@@ -129,27 +148,37 @@ class AccessControl:
 
 
 class TokenCache:
-    """The tokens in the ledger, at most `REFRESH` old. If the ledger is unavailable, so are the tokens."""
+    """The tokens in the ledger. If the ledger is unavailable, so are the tokens."""
 
     def __init__(self, engine: Engine) -> None:
         self._ledger = engine.ledger
-        self._records: TokenRecords | None = None
-        self._read_at = 0.0
+        self._records: TokenRecords = {}
+        self._read_at = -math.inf
+        """When the read of the records began."""
         self._reading: asyncio.Future[None] | None = None
 
     async def current(self) -> TokenRecords:
-        if self._records is None or asyncio.get_running_loop().time() >= self._read_at + REFRESH:
+        """At most `REFRESH` old."""
+        return await self._since(asyncio.get_running_loop().time() - REFRESH)
+
+    async def fresh(self) -> TokenRecords:
+        """Read after this call. Unknown tokens wait for it, and all of them for the same read."""
+        return await self._since(asyncio.get_running_loop().time())
+
+    async def _since(self, time: float) -> TokenRecords:
+        while self._read_at < time:
             if self._reading is None:
                 self._reading = asyncio.ensure_future(self._read())
             await asyncio.shield(self._reading)
-        assert self._records is not None
         return self._records
 
     async def _read(self) -> None:
+        loop = asyncio.get_running_loop()
         try:
-            started = asyncio.get_running_loop().time()
+            await asyncio.sleep(max(0.0, self._read_at + MIN_PAUSE - loop.time()))
+            started = loop.time()
             found = await asyncio.to_thread(load_tokens, self._ledger)
-            if self._records is not None:
+            if self._read_at > 0:
                 _log_changes(self._records, found)
             self._records, self._read_at = found, started
         finally:
@@ -172,19 +201,6 @@ class FailureLog:
         self._count += 1
         if self._count <= FAILURES_LOGGED:
             audit.warning("a request from %s was refused: %s", peer, problem.envelope.detail)
-
-
-def _check_token(records: TokenRecords, header: str | None, now: int) -> TokenRecord:
-    """The valid token of an Authorization header. Raises a `Problem`; its text has no part of the header."""
-    scheme, _, text = (header or "").partition(" ")
-    if scheme.lower() != "bearer":
-        raise _unauthorized("a token is needed: Authorization: Bearer tp_...")
-    record = find_token(records, text.strip())
-    if record is None:
-        raise _unauthorized("the token is unknown or revoked")
-    if not record.is_valid(now):
-        raise _unauthorized(f"the token {record.id} has expired")
-    return record
 
 
 def _log_changes(before: TokenRecords, after: TokenRecords) -> None:

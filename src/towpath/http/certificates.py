@@ -32,7 +32,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from towpath.core import checks
 from towpath.errors import Described, InvalidInput
 from towpath.escapes import get_logger
-from towpath.http.access import Grant, Principal, Right
+from towpath.http.access import Grant, Principal, Right, checked_namespace
 from towpath.http.problems import Problem
 from towpath.http.wire import namespace_name
 
@@ -105,7 +105,20 @@ class Bundle:
         return "".join([*map(_pem, self.chain), _key_pem(self.key)]).encode()
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class CertificateView(msgspec.Struct, frozen=True):
+    """A certificate for people. `kind` is ca, server, client or other."""
+
+    kind: str
+    subject: str
+    serial: str
+    not_before: datetime
+    not_after: datetime
+    names: list[str]
+    has_key: bool
+    revoked: bool
+
+
+class CertificateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A certificate to make, valid for `days` from `now` (ledger time)."""
 
     common_name: str
@@ -117,7 +130,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         checks.whole("days", self.days, 1, MAX_DAYS)
 
 
-def new_ca(request: Request) -> bytes:
+def new_ca(request: CertificateRequest) -> bytes:
     """A CA with its key."""
     key = Ed25519PrivateKey.generate()
     usage = _key_usage(signs_certificates=True)
@@ -129,14 +142,14 @@ def new_ca(request: Request) -> bytes:
     return (_pem(builder.sign(key, None)) + _key_pem(key)).encode()
 
 
-def new_server(ca: Bundle, request: Request, hosts: Sequence[str]) -> bytes:
-    """The bundle of a server: CA certificate, certificate, key. The CA's key is not in it."""
+def new_server(ca: Bundle, request: CertificateRequest, hosts: Sequence[str]) -> bytes:
+    """The bundle of a server: certificate, key, CA certificate. The CA's key is not in it."""
     identity = f"spiffe://lockd/server/{quote(request.common_name, safe='')}"
     names = [*map(_host, hosts), x509.UniformResourceIdentifier(identity)]
     return _issue(ca, request, names, (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH))
 
 
-def new_client(ca: Bundle, request: Request, claims: Sequence[str]) -> bytes:
+def new_client(ca: Bundle, request: CertificateRequest, claims: Sequence[str]) -> bytes:
     """The bundle of a client with these claims."""
     identity = f"spiffe://lockd/sdk/{quote(request.common_name, safe='')}"
     names = [x509.UniformResourceIdentifier(each) for each in (identity, *claims)]
@@ -144,11 +157,10 @@ def new_client(ca: Bundle, request: Request, claims: Sequence[str]) -> bytes:
 
 
 def claim_of(namespace: str, permission: str) -> str:
-    """The claim for a namespace (`ALL`: every namespace). Raises `InvalidInput` or a `Problem`."""
+    """The claim for a namespace (`ALL`: every namespace). Raises `InvalidInput`."""
     if permission not in _PERMISSIONS:
         raise InvalidInput(field="permission", value=permission, expected="r, w or rw")
-    name = namespace if namespace == "ALL" else namespace_name(namespace)
-    return f"lockd://ns/{name}?perm={permission}"
+    return f"lockd://ns/{checked_namespace(namespace, every='ALL')}?perm={permission}"
 
 
 def deny(path: Path, serials: Sequence[int]) -> list[int]:
@@ -192,21 +204,20 @@ def client_certificate(der: bytes) -> ClientCertificate | None:
     return ClientCertificate(serial, not_after, principal, problem)
 
 
-def describe(path: Path) -> list[dict[str, object]]:
-    """The certificates of a PEM file, for `towpath auth inspect`."""
-    bundle = Bundle(path)
+def describe(bundle: Bundle) -> list[CertificateView]:
+    """The certificates of a bundle: the CAs, then the leaf and its chain."""
     keys = {id(bundle.leaf): bundle.key, id(bundle.cas[0] if bundle.cas else None): bundle.ca_key}
     return [
-        {
-            "kind": "ca" if each in bundle.cas else _kind(each),
-            "subject": each.subject.rfc4514_string(),
-            "serial": f"{each.serial_number:x}",
-            "not_before": each.not_valid_before_utc,
-            "not_after": each.not_valid_after_utc,
-            "names": _names(each),
-            "has_key": keys.get(id(each)) is not None,
-            "revoked": each.serial_number in bundle.denylist,
-        }
+        CertificateView(
+            "ca" if each in bundle.cas else _kind(each),
+            each.subject.rfc4514_string(),
+            f"{each.serial_number:x}",
+            each.not_valid_before_utc,
+            each.not_valid_after_utc,
+            _names(each),
+            keys.get(id(each)) is not None,
+            each.serial_number in bundle.denylist,
+        )
         for each in (*bundle.cas, *bundle.chain)
     ]
 
@@ -241,7 +252,10 @@ def is_private(path: Path) -> bool:
 
 
 def _issue(
-    ca: Bundle, request: Request, names: Sequence[x509.GeneralName], uses: Sequence[x509.ObjectIdentifier]
+    ca: Bundle,
+    request: CertificateRequest,
+    names: Sequence[x509.GeneralName],
+    uses: Sequence[x509.ObjectIdentifier],
 ) -> bytes:
     if not ca.cas or ca.ca_key is None:
         raise _unreadable(ca.path, "it has no CA with its private key: towpath auth new ca")
@@ -261,10 +275,13 @@ def _issue(
     algorithm = None if isinstance(ca.ca_key, Ed25519PrivateKey) else SHA256()
     made = builder.sign(ca.ca_key, algorithm)
     audit.info("%s was issued, serial number %x", made.subject.rfc4514_string(), made.serial_number)
-    return (ca.ca_pem + _pem(made) + _key_pem(key)).encode()
+    # lockd reads the blocks in any order. Other programs take the first certificate for that of the key.
+    return (_pem(made) + _key_pem(key) + ca.ca_pem).encode()
 
 
-def _builder(request: Request, issuer: x509.Name, key: Ed25519PrivateKey) -> x509.CertificateBuilder:
+def _builder(
+    request: CertificateRequest, issuer: x509.Name, key: Ed25519PrivateKey
+) -> x509.CertificateBuilder:
     now = datetime.fromtimestamp(request.now // checks.SECOND, UTC)
     return (
         x509.CertificateBuilder()

@@ -69,7 +69,7 @@ def _route(path: str, handler: Handler, context: ServerContext) -> ASGIRouteHand
         exchange = Exchange(scope, receive, send, context.extra)
         try:
             try:
-                await context.access.run(exchange, handler)
+                await context.access.run(exchange, path, handler)
             except Problem as problem:
                 await _refuse(exchange, problem)
             except TowpathError as error:

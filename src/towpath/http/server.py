@@ -204,6 +204,8 @@ class LimitedProtocol(HttpToolsProtocol):
     """Since when the server waits for the rest of a request."""
     _check: asyncio.TimerHandle | None = None
     _refused = False
+    _unsent: int | None = None
+    """Bytes in the buffer at the last check of a connection that is closing."""
     _unwritten = 0
     """Bytes in the buffer when the progress of the client was checked last."""
     _write_check: asyncio.TimerHandle | None = None
@@ -300,12 +302,18 @@ class LimitedProtocol(HttpToolsProtocol):
             raise httptools.HttpParserError("the head is too large")
 
     def _check_progress(self) -> None:
+        before, self._unsent = self._unsent, None
+        if self.transport.is_closing():
+            # The connection ends when the client has read the last bytes, which it may never do.
+            self._unsent = self.transport.get_write_buffer_size()
+            if before is not None and self._unsent >= before:
+                self.transport.abort()
+                return
         late = self._owed is not None and self.loop.time() >= self._owed + REQUEST_SECONDS
         # A flow that is paused has unread data: then the server is slow, not the client.
         if late and not self.flow.read_paused:
             self.transport.close()
-        else:
-            self._check = self.loop.call_later(REQUEST_SECONDS, self._check_progress)
+        self._check = self.loop.call_later(REQUEST_SECONDS, self._check_progress)
 
     def _check_reader(self) -> None:
         before, self._unwritten = self._unwritten, self.transport.get_write_buffer_size()

@@ -19,7 +19,6 @@ from towpath.core.commands import Note
 from towpath.errors import InvalidInput, NoteConflict, Refused
 from towpath.escapes import get_logger
 from towpath.http.access import Grant, Principal
-from towpath.http.wire import namespace_name, queue_name
 from towpath.ledger import Ledger
 
 audit = get_logger("towpath.http.audit")
@@ -109,16 +108,6 @@ def revoke_token(ledger: Ledger, id: str) -> TokenRecord | None:
         return None
     audit.info("token %s (%s) was revoked", id, found[0].name)
     return found[0]
-
-
-def checked_namespace(text: str) -> str:
-    """The namespace of a grant. Raises a `Problem`."""
-    return text if text == "*" else namespace_name(text)
-
-
-def checked_prefix(text: str) -> str:
-    """The beginning of queue names. Raises a `Problem`."""
-    return queue_name("default", text).queue if text else ""
 
 
 def _digest(salt: bytes, secret: str) -> bytes:
