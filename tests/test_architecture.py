@@ -80,6 +80,7 @@ PACKAGES: Mapping[str, Sequence[str]] = {
     "click": ("cli",),
     "rich": ("cli", "operations"),
     **dict.fromkeys(("litestar", "uvicorn", "httptools", "multipart"), ("http",)),
+    "cryptography": ("http",),
     "prometheus_client": ("observe",),
     "opentelemetry": ("observe",),
     "django": ("contrib",),

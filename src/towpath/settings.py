@@ -67,6 +67,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of `app.bandwidth`, from `[bandwidth]` in the file: the options of `Bandwidth`."""
     priorities: Mapping[str, int] = msgspec.field(default_factory=lambda: PRIORITIES)
     """Names of priorities: `high`, `normal` and `low`, changed and added to by `[priorities]` in the file."""
+    serve: Mapping[str, Any] = {}
+    """Options of `towpath serve`, from `[serve]` in the file. The command checks them."""
     origins: Mapping[str, str] = {}
 
     def rank(self, priority: int | str) -> int:
@@ -97,13 +99,14 @@ def resolve(
     given: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    file: Path | None = None,
 ) -> Settings:
     """Return the settings for these arguments in this environment. `given` has any of the names of
-    `Settings`; None means not given."""
+    `Settings`; None means not given. `file` replaces the nearest file upwards from `folder`."""
     values: dict[str, Any] = {}
     origins = dict.fromkeys(NAMES, "the default")
     sources = [
-        _from_file(folder or Path.cwd()),
+        _from_nearest(folder or Path.cwd()) if file is None else _from_file(file) or {},
         _from_environment(os.environ if environment is None else environment),
         _checked({**(given or {}), "url": url}, lambda name: f"the argument {name}"),
     ]
@@ -117,7 +120,7 @@ _Found = dict[str, tuple[Any, str]]
 
 
 def _from_environment(environment: Mapping[str, str]) -> _Found:
-    of_files = (*TABLES, "bandwidth", "priorities")
+    of_files = (*TABLES, "bandwidth", "priorities", "serve")
     found = {name: environment.get(PREFIX + name.upper()) or None for name in NAMES if name not in of_files}
     values = {name: _parsed(name, value) for name, value in found.items()}
     return _checked(values, lambda name: f"the environment variable {PREFIX}{name.upper()}")
@@ -138,19 +141,22 @@ def _parsed(name: str, text: str | None) -> Any:
         return text
 
 
-def _from_file(folder: Path) -> _Found:
+def _from_nearest(folder: Path) -> _Found:
     for place in (folder, *folder.parents):
-        path = place / "towpath.toml"
-        if path.is_file():
-            return _of_table(*_read(path), path)
-        path = place / "pyproject.toml"
-        if path.is_file():
-            document, owner = _read(path)
-            tool = document.get("tool", {})
-            table = tool.get("towpath") if isinstance(tool, dict) else None
-            if table is not None:
-                return _of_table(table, owner, path)
+        for name in ("towpath.toml", "pyproject.toml"):
+            if (place / name).is_file() and (found := _from_file(place / name)) is not None:
+                return found
     return {}
+
+
+def _from_file(path: Path) -> _Found | None:
+    """The settings in a file; None if it is a `pyproject.toml` without any."""
+    document, owner = _read(path)
+    if path.name != "pyproject.toml":
+        return _of_table(document, owner, path)
+    tool = document.get("tool", {})
+    table = tool.get("towpath") if isinstance(tool, dict) else None
+    return None if table is None else _of_table(table, owner, path)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], int]:
@@ -255,6 +261,9 @@ def _right(name: str, value: Any, where: str) -> Any:
         return _bandwidth(value, where)
     elif name == "priorities":
         return _priorities(value, where)
+    elif name == "serve":
+        if not isinstance(value, Mapping):
+            raise InvalidInput(field=where, value=value, expected="a table of options of towpath serve")
     else:
         checks.text(where, value, 200 if name == "name" else 4096, least=1)
     return value

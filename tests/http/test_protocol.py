@@ -11,7 +11,8 @@ import struct
 import pytest
 
 from tests.support.waiting import until
-from tests.support.wire import MULTIPART, Remote, form
+from tests.support.wire import MULTIPART, Remote, form, serving
+from towpath import App
 from towpath.http import server
 
 
@@ -106,14 +107,25 @@ def test_clients_that_are_too_slow(local: Remote, monkeypatch: pytest.MonkeyPatc
         assert wire.closed()
 
 
-def test_too_many_connections(local: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    with local.connect() as held:
-        held.request("/healthz")
-        assert held.answer().status == 200
-        monkeypatch.setattr(server, "MAX_CONNECTIONS", 1)
-        with local.connect() as wire:
-            status, headers = wire.head()
-            assert (status, headers["connection"]) == (503, "close")
+@pytest.mark.parametrize("limit", ["max_connections", "max_peer_connections"])
+def test_too_many_connections(limit: str) -> None:
+    with App("memory://") as app, serving(app, **{limit: 1}) as remote:
+        with remote.connect() as held:
+            held.request("/healthz")
+            assert held.answer().status == 200
+            with remote.connect() as wire:
+                status, headers = wire.head()
+                assert (status, headers["connection"]) == (503, "close")
+        until(lambda: remote.post("/healthz").status == 200)
+
+
+def test_a_client_that_does_not_read_its_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "WRITE_SECONDS", 0.1)
+    with App("memory://") as app, serving(app) as remote:
+        remote.enqueue("large", b"x" * 16_000_000)
+        with remote.connect() as wire:
+            wire.request("/v1/queue/dequeue", b'{"queue":"large","owner":"me"}')
+            until(lambda: not remote.connections())
 
 
 def test_one_connection_for_many_requests(local: Remote, queue: str) -> None:

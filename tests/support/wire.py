@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -85,16 +86,18 @@ def _split_part(data: bytes, line: bytes) -> tuple[bytes, dict[str, str], bytes]
 
 
 class Wire:
-    """A connection."""
+    """A connection. `tls` is for an address with https."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: ssl.SSLContext | None = None) -> None:
         if address.startswith("unix://"):
             self.socket = socket.socket(socket.AF_UNIX)
             self.socket.settimeout(WAIT)
             self.socket.connect(address.removeprefix("unix://"))
         else:
-            host, _, port = address.removeprefix("http://").rpartition(":")
+            host, _, port = address.partition("://")[2].rpartition(":")
             self.socket = socket.create_connection((host.strip("[]"), int(port)), WAIT)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
         self._buffer = b""
 
     def __enter__(self) -> Self:
@@ -176,19 +179,36 @@ def form(*parts: tuple[str, bytes], end: bytes = b"\r\n--B--\r\n") -> bytes:
 
 
 class Remote:
-    """A server as its clients see it. Each call has a connection of its own."""
+    """A server as its clients see it. Each call has a connection of its own, with the certificate in `tls`,
+    and the headers in `headers`."""
 
     def __init__(self, app: App, server: HttpServer) -> None:
         self.app = app
         self.server = server
         self.address = server.address
+        self.tls: ssl.SSLContext | None = None
+        self.headers: Mapping[str, str] = {}
+
+    def client(self, token: str = "", tls: ssl.SSLContext | None = None) -> Remote:
+        """The same server for another client."""
+        other = Remote(self.app, self.server)
+        other.tls = tls or self.tls
+        other.headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return other
 
     def connect(self) -> Wire:
-        return Wire(self.address)
+        return Wire(self.address, self.tls)
+
+    def connections(self) -> list[str]:
+        """The peers of the established connections to the server, of IPv4."""
+        port = int(self.address.rpartition(":")[2])
+        with open("/proc/net/tcp", encoding="ascii") as table:
+            rows = [line.split() for line in table]
+        return [row[2] for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "01"]
 
     def post(self, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
         with self.connect() as wire:
-            wire.request(path, body, headers)
+            wire.request(path, body, {**self.headers, **(headers or {})})
             return wire.answer()
 
     def ask(self, method: str, path: str, body: Any = None, **arguments: Any) -> Answer:

@@ -437,6 +437,7 @@ COMMANDS = {
     "worker": ("worker:worker", "Run the jobs of an app's tasks."),
     "dev": ("worker:dev", "Run a worker that restarts when your code changes."),
     "serve": ("serve:serve", "Serve queues and locks over HTTP."),
+    "auth": ("auth:auth", "Make tokens and certificates for clients of the HTTP server."),
     "enqueue": ("messages:enqueue", "Enqueue a job for the task KIND."),
     "put": ("messages:put", "Put a message into a queue."),
     "get": ("messages:get", "Claim messages from QUEUE (or a pattern with *)."),

@@ -35,11 +35,11 @@ include_option = click.option(
 )
 
 
-def resolve_url(url: str | None) -> tuple[str, str]:
+def resolve_url(url: str | None, file: Path | None = None) -> tuple[str, str]:
     """The URL and its origin: `--url`, a variable, a file or the default."""
     from towpath.settings import resolve
 
-    found = resolve(url)
+    found = resolve(url, file=file)
     return found.url, "--url" if url is not None else found.origin
 
 

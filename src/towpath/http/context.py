@@ -11,9 +11,11 @@ import msgspec
 
 from towpath.core.checks import SECOND
 from towpath.core.job import ClaimedJob, Job
+from towpath.http.authentication import AccessControl
 from towpath.http.consumers import Consumers
 from towpath.http.options import ServerOptions
 from towpath.http.problems import Headers, Problem
+from towpath.http.tls import ServerTls
 from towpath.http.wire import QueueName, queue_name
 from towpath.runtime.engine import Engine
 
@@ -45,9 +47,10 @@ class HeldMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 class ServerContext:
-    def __init__(self, engine: Engine, options: ServerOptions) -> None:
+    def __init__(self, engine: Engine, options: ServerOptions, tls: ServerTls | None = None) -> None:
         self.engine = engine
         self.options = options
+        self.access = AccessControl(engine, options, tls)
         self.consumers = Consumers(engine, options.max_consumers)
         self.held: dict[str, HeldMessage] = {}
         """The delivered messages by id: a cache, oldest first."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.job import ClaimedJob
+from towpath.http.access import Right
 from towpath.http.consumers import Consumer
 from towpath.http.context import ServerContext, draining
 from towpath.http.exchange import Exchange
@@ -143,6 +144,7 @@ class DeliveryRoutes:
         name = context.queue(
             request.namespace or exchange.argument("namespace"), request.queue or exchange.argument("queue")
         )
+        exchange.principal.check(Right.CONSUME, name.namespace, name.queue)
         owner = request.owner or exchange.argument("owner")
         if not owner.strip():
             raise Problem(400, "missing_owner", "owner must be given")
@@ -158,7 +160,7 @@ class DeliveryRoutes:
         wait = request.wait_seconds
         return Demanded(
             name,
-            owner,
+            owner + exchange.principal.suffix,
             min(max(request.page_size, 1), MAX_PAGE),
             lease * SECOND,
             -1.0 if wait == NO_WAIT else float(wait) if wait > 0 else None,

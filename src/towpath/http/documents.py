@@ -13,14 +13,15 @@ import msgspec
 
 from towpath.core import checks
 from towpath.core.commands import Noted
-from towpath.core.job import RUNNING, state_key
+from towpath.core.job import RUNNING, Job, state_key
 from towpath.errors import NoteConflict
 from towpath.http import locks
+from towpath.http.access import Right
 from towpath.http.context import ServerContext
 from towpath.http.exchange import Exchange
 from towpath.http.locks import MAX_DOCUMENT, LeaseClaim, LockName, LockRecords, Preconditions, etag_of
 from towpath.http.problems import Headers, Problem, bad_body
-from towpath.http.wire import RemoveResponse, UpdateResponse, lease_ids, namespace_name
+from towpath.http.wire import RemoveResponse, UpdateResponse, lease_ids, namespace_name, queue_name
 from towpath.queues import receipts
 from towpath.queues.receipts import Receipt
 
@@ -77,6 +78,8 @@ class StateDocument:
     async def read(self, claim: LeaseClaim | None) -> Found:
         if claim is not None:
             await self._check(claim)
+        elif await self._job() is None:
+            return Found(0, None, 0)
         note = await self._context.read(self._context.engine.ledger.note, state_key(self._id))
         fence = 0 if claim is None else claim.fence
         return Found(0, None, fence) if note is None else Found(note.version, note.value, fence)
@@ -94,15 +97,20 @@ class StateDocument:
 
     async def _check(self, claim: LeaseClaim) -> None:
         """Raise a `Problem` unless the claim is that of the current delivery."""
-        known = len(self._id) <= checks.MAX_NAME and checks.storable(self._id)
-        read = self._context.engine.ledger.get_many
-        job = (await self._context.read(read, [self._id], bodies=False)).get(self._id) if known else None
-        if job is None or job.queue != self._queue.stored:
+        job = await self._job()
+        if job is None:
             raise Problem(404, "not_found", "message not found")
         ids = lease_ids(job.id, job.fence)
         held = job.state is RUNNING and claim.lease == ids.state_lease and claim.fence == job.fence
         if not held or claim.txn not in (None, ids.txn):
             raise Problem(409, "queue_message_lease_mismatch", "the lease of the message is lost")
+
+    async def _job(self) -> Job | None:
+        """The message, if it is one of this queue."""
+        known = len(self._id) <= checks.MAX_NAME and checks.storable(self._id)
+        read = self._context.engine.ledger.get_many
+        job = (await self._context.read(read, [self._id], bodies=False)).get(self._id) if known else None
+        return job if job is not None and job.queue == self._queue.stored else None
 
 
 def is_state_key(key: str) -> bool:
@@ -120,12 +128,24 @@ def key_name(context: ServerContext, namespace: str, key: str) -> LockName:
     return LockName(space, name)
 
 
+def check_key(exchange: Exchange, name: LockName, right: Right | None = None) -> None:
+    """Check the right on a key; None: to hold its lease. The state of a message needs the right to consume
+    its queue. Raises a `Problem`."""
+    if (state := _STATE.fullmatch(name.key)) is not None:
+        queue = queue_name(name.namespace, state[1])
+        exchange.principal.check(Right.CONSUME, queue.namespace, queue.queue)
+    elif right is None:
+        exchange.principal.check_lock(name.namespace)
+    else:
+        exchange.principal.check(right, name.namespace)
+
+
 class DocumentRoutes:
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 
     async def get(self, exchange: Exchange) -> None:
-        document = self._document(exchange)
+        document = self._document(exchange, Right.CONSUME)
         is_public = exchange.argument("public") in ("1", "true") and not exchange.header(b"x-lease-id")
         found = await document.read(None if is_public else claim_of(exchange, with_txn=False))
         headers: Headers = [
@@ -162,11 +182,12 @@ class DocumentRoutes:
         version = str(found.version).encode()
         await exchange.reply(answer, exchange.own_correlation(), [(b"x-key-version", version)])
 
-    def _document(self, exchange: Exchange) -> DocumentStore:
+    def _document(self, exchange: Exchange, right: Right) -> DocumentStore:
         key = exchange.argument("key")
         if not key.strip():
             raise Problem(400, "missing_params", "key must be given in the query string")
         name = key_name(self._context, exchange.argument("namespace"), key)
+        check_key(exchange, name, right)
         if (state := _STATE.fullmatch(name.key)) is not None:
             return StateDocument(self._context, name.namespace, state[1], state[2])
         return LockDocument(self._context, name)
@@ -174,7 +195,7 @@ class DocumentRoutes:
     def _writer(self, exchange: Exchange) -> tuple[DocumentStore, LeaseClaim, Preconditions]:
         version, etag = exchange.header(b"x-if-version"), exchange.header(b"x-if-state-etag")
         conditions = Preconditions(None if not version else _whole(version, "X-If-Version"), etag or None)
-        return self._document(exchange), claim_of(exchange, with_txn=True), conditions
+        return self._document(exchange, Right.PRODUCE), claim_of(exchange, with_txn=True), conditions
 
     @staticmethod
     def _check_size(exchange: Exchange) -> None:

@@ -26,6 +26,8 @@ _CLOSED = "unable to perform operation on"
 before uvicorn notices it."""
 MAX_ARGUMENTS = 32
 """Arguments of a query string."""
+MAX_WRITE = 256 * 1024
+"""Bytes of one write."""
 DISCARDED, DISCARD_SECONDS = 4 * 1024 * 1024, 2.0
 """Of a body that is too large, so many bytes are read before the answer: a client that still writes would
 otherwise get a reset connection instead of the answer."""
@@ -162,8 +164,14 @@ class Exchange:
         )
 
     async def write(self, piece: bytes, more: bool = True) -> None:
-        """Waits while the client reads too slowly."""
-        await self._pass({"type": "http.response.body", "body": piece, "more_body": more})
+        """Waits while the client reads too slowly. A large piece is written in several: TLS encrypts a piece
+        as a whole, and only the next one waits."""
+        at = 0
+        while len(piece) - at > MAX_WRITE:
+            body = piece[at : at + MAX_WRITE]
+            await self._pass({"type": "http.response.body", "body": body, "more_body": True})
+            at += MAX_WRITE
+        await self._pass({"type": "http.response.body", "body": piece[at:], "more_body": more})
 
     async def _pass(self, event: dict[str, Any]) -> None:
         try:

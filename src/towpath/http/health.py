@@ -6,6 +6,7 @@ import asyncio
 
 from towpath.app import App
 from towpath.errors import TowpathError
+from towpath.http.access import Right
 from towpath.http.context import ServerContext, draining
 from towpath.http.exchange import Exchange
 from towpath.http.problems import Problem
@@ -40,5 +41,6 @@ class HealthRoutes:
         await exchange.send(200, [])
 
     async def metrics(self, exchange: Exchange) -> None:
+        exchange.principal.check(Right.MONITOR)
         body, content_type = await self._context.read(self._metrics.text)
         await exchange.send(200, [(b"content-type", content_type.encode())], body)

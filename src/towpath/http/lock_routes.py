@@ -10,8 +10,9 @@ from functools import partial
 
 from towpath.core.checks import SECOND
 from towpath.http import locks
+from towpath.http.access import Right
 from towpath.http.context import ServerContext
-from towpath.http.documents import fencing_token, is_state_key, key_name
+from towpath.http.documents import check_key, fencing_token, is_state_key, key_name
 from towpath.http.exchange import Exchange
 from towpath.http.locks import Applicant, Contended, LeaseClaim, LockName, LockRecord, LockRecords
 from towpath.http.problems import Disconnected, Problem, bad_body
@@ -29,8 +30,6 @@ from towpath.tasks.new_jobs import new_id
 
 POLL = 0.5
 """Seconds after which a waiting acquire reads the key again: another server may have released it."""
-ACQUIRE_BLOCK = 60
-"""Seconds that an acquire waits if its `block_seconds` is below -1."""
 MAX_OWNER = 200
 NO_WAIT = -1
 
@@ -46,6 +45,7 @@ class LockRoutes:
         request = await exchange.json(AcquireRequest)
         self._context.refuse_when_draining()
         name = key_name(self._context, request.namespace, request.key.strip() or new_id())
+        check_key(exchange, name)
         if is_state_key(name.key):
             raise Problem(400, "invalid_key", "the lease of a state is that of its message: dequeueWithState")
         if not request.owner.strip():
@@ -56,7 +56,10 @@ class LockRoutes:
         if txn and not is_txn(txn):
             raise Problem(400, "invalid_txn", "txn_id is not an xid")
         applicant = Applicant(
-            request.owner, self._ttl(request.ttl_seconds), txn or locks.new_xid(), request.if_not_exists
+            request.owner + exchange.principal.suffix,
+            self._ttl(request.ttl_seconds),
+            txn or locks.new_xid(),
+            request.if_not_exists,
         )
         record = await self._acquired(exchange, name, applicant, request.block_seconds)
         answer = AcquireResponse(
@@ -103,6 +106,7 @@ class LockRoutes:
         if not key.strip():
             raise Problem(400, "missing_key", "key must be given in the query string")
         name = key_name(self._context, exchange.argument("namespace"), key)
+        check_key(exchange, name, Right.CONSUME)
         record = await self._records.load(name)
         answer = DescribeResponse(
             namespace=name.namespace,
@@ -128,7 +132,8 @@ class LockRoutes:
         except Contended as contended:
             if block == NO_WAIT:
                 raise self._held(contended.record) from None
-        seconds = None if block == 0 else block if block > 0 else ACQUIRE_BLOCK
+        # Below -1 the client leaves the wait to the server.
+        seconds = None if block == 0 else block if block > 0 else self._context.options.acquire_block
         released = asyncio.Event()
         waiting = self._waiting.setdefault(name.note, set())
         waiting.add(released)
@@ -194,7 +199,9 @@ class LockRoutes:
             raise Problem(400, "missing_lease", "lease_id must be given")
         txn = (exchange.header(b"x-txn-id") or request.txn_id).strip()
         claim = LeaseClaim(request.lease_id.strip(), fencing_token(exchange), txn)
-        return key_name(self._context, request.namespace, request.key), claim
+        name = key_name(self._context, request.namespace, request.key)
+        check_key(exchange, name)
+        return name, claim
 
     def _ttl(self, seconds: int) -> int:
         options = self._context.options

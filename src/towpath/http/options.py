@@ -11,7 +11,9 @@ from pathlib import Path
 import msgspec
 
 from towpath.core import checks
+from towpath.core.limits import Rate
 from towpath.errors import InvalidInput
+from towpath.http.tls import TlsFiles
 
 DEFAULT_LISTEN = "127.0.0.1:9341"
 _MIN_CONSUMERS, _MAX_CONSUMERS = 128, 4096
@@ -27,8 +29,16 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Spans are seconds. `max_consumers` is the number of requests that wait for messages at once.
     `visibility` is the lease of a message if the consumer asks for none, `max_visibility` the longest that a
     consumer may ask for. For `drain_grace` seconds after the first signal to stop, consumers may still
-    acknowledge the messages that they hold. `for_tests` lets clients of `/v1/ledger` give the time of
-    commands and read a dump; the suite of ledgers needs both."""
+    acknowledge the messages that they hold. `acquire_block` is the longest wait of an acquire that leaves it
+    to the server.
+
+    With `tls` the server speaks TLS; with the CA of its clients it takes their certificates. With
+    `require_token` a request needs a token, or a certificate if the server takes them. Without TLS, tokens
+    are sent in the clear: `insecure_http` allows that beyond loopback. `rate` limits the requests of each
+    client, None not at all; `max_peer_connections` the connections of each address, None not at all.
+
+    `for_tests` lets clients of `/v1/ledger` give the time of commands and read a dump; the suite of ledgers
+    needs both."""
 
     listen: str = DEFAULT_LISTEN
     default_namespace: str = "default"
@@ -37,6 +47,13 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_visibility: int = 1800
     drain_grace: float = 10.0
     max_payload: int = checks.MAX_PAYLOAD
+    acquire_block: int = 60
+    tls: TlsFiles | None = None
+    require_token: bool = False
+    insecure_http: bool = False
+    rate: Rate | None = None
+    max_connections: int = 10_000
+    max_peer_connections: int | None = None
     for_tests: bool = False
 
     def __post_init__(self) -> None:
@@ -45,12 +62,27 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         checks.whole("max_visibility", self.max_visibility, self.visibility, 86_400)
         checks.micros(self.drain_grace, "drain_grace")
         checks.whole("max_payload", self.max_payload, 0, checks.MAX_PAYLOAD)
+        checks.whole("acquire_block", self.acquire_block, 1, 86_400)
+        checks.whole("max_connections", self.max_connections, 1, 1_000_000)
+        checks.optional_whole("max_peer_connections", self.max_peer_connections, 1, 1_000_000)
+
+    @property
+    def verifies_clients(self) -> bool:
+        """Whether the server takes the certificates of clients."""
+        return self.tls is not None and self.tls.verifies_clients
+
+    @property
+    def has_authentication(self) -> bool:
+        return self.require_token or self.verifies_clients
 
 
-def bind(listen: str) -> socket.socket:
-    """The listening socket. Raises `InvalidInput` for an address that is wrong or not loopback, `OSError` if
-    the system refuses it."""
+def bind(options: ServerOptions) -> socket.socket:
+    """The listening socket. Raises `InvalidInput` for an address that is wrong or that the options do not
+    allow, `OSError` if the system refuses it."""
+    listen = options.listen
     if listen.startswith("unix:"):
+        if options.tls is not None:
+            raise InvalidInput(field="listen", value=listen, expected="a TCP address, because TLS is on")
         return _bind_unix(Path(listen.removeprefix("unix:").removeprefix("//")))
     host, port = _host_and_port(listen)
     try:
@@ -61,11 +93,7 @@ def bind(listen: str) -> socket.socket:
         ) from None
     addresses = [str(address[0]) for *_, address in found]
     if not all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for each in addresses):
-        message = (
-            f"listen is {listen}, which other machines can reach. The server has no authentication yet: "
-            "listen on 127.0.0.1, [::1] or a unix socket"
-        )
-        raise InvalidInput(field="listen", value=listen, expected="a loopback address", message=message)
+        _check_exposed(options)
     family, kind, protocol, _, address = found[0]
     sock = socket.socket(family, kind, protocol)
     try:
@@ -77,13 +105,31 @@ def bind(listen: str) -> socket.socket:
     return sock
 
 
-def address_of(sock: socket.socket) -> str:
+def _check_exposed(options: ServerOptions) -> None:
+    """Other machines can reach the address. Raises `InvalidInput` unless clients authenticate."""
+    where = f"listen is {options.listen}, which other machines can reach"
+    if not options.has_authentication:
+        message = (
+            f"{where}, and the server has no authentication. Give --bundle FILE for client certificates "
+            "(towpath auth new), or --require-token with TLS, or listen on 127.0.0.1, [::1] or a unix socket"
+        )
+    elif options.tls is None and not options.insecure_http:
+        message = (
+            f"{where}, and tokens would be sent without encryption. Give --bundle or --tls-cert and "
+            "--tls-key; behind a proxy that speaks TLS, --insecure-http"
+        )
+    else:
+        return
+    raise InvalidInput(field="listen", value=options.listen, expected="a loopback address", message=message)
+
+
+def address_of(sock: socket.socket, secure: bool = False) -> str:
     """The URL of a bound socket."""
     name = sock.getsockname()
     if sock.family == socket.AF_UNIX:
         return f"unix://{name}"
     host = f"[{name[0]}]" if sock.family == socket.AF_INET6 else name[0]
-    return f"http://{host}:{name[1]}"
+    return f"{'https' if secure else 'http'}://{host}:{name[1]}"
 
 
 def _host_and_port(listen: str) -> tuple[str | None, int]:

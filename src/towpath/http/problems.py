@@ -14,6 +14,10 @@ from towpath.escapes import get_logger
 log = get_logger("towpath.http")
 
 Headers = list[tuple[bytes, bytes]]
+_STATUS_HEADERS = {
+    401: (b"www-authenticate", b'Bearer realm="towpath"'),
+    429: (b"x-lockd-qrf-state", b"engaged"),
+}
 
 
 class ErrorEnvelope(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -58,6 +62,8 @@ class Problem(Exception):
             found.append((b"connection", b"close"))
         if self.allow:
             found.append((b"allow", self.allow.encode()))
+        if self.status in _STATUS_HEADERS:
+            found.append(_STATUS_HEADERS[self.status])
         return found
 
 

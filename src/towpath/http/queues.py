@@ -11,6 +11,7 @@ from towpath.core.checks import SECOND
 from towpath.core.commands import Append, Appended
 from towpath.core.job import READY, Job
 from towpath.core.views import Query
+from towpath.http.access import Right
 from towpath.http.context import ServerContext
 from towpath.http.exchange import Exchange
 from towpath.http.messages import payload_of, spec_of
@@ -49,6 +50,7 @@ class QueueRoutes:
         payload = await payload_of(parts.payload(), context.options.max_payload)
         meta = decode(parts.meta, EnqueueMeta)
         name = context.queue(meta.namespace, meta.queue or exchange.argument("queue"))
+        exchange.principal.check(Right.PRODUCE, name.namespace, name.queue)
         id = new_id()
         spec = spec_of(id, name, meta, payload, exchange.own_correlation(), self._engine.priorities)
         answer = await self._engine.acall(Append((spec,)))
@@ -154,9 +156,11 @@ class QueueRoutes:
 
     async def _named(self, exchange: Exchange) -> QueueName:
         request = await exchange.json(StatsRequest)
-        return self._context.queue(
+        name = self._context.queue(
             request.namespace or exchange.argument("namespace"), request.queue or exchange.argument("queue")
         )
+        exchange.principal.check(Right.CONSUME, name.namespace, name.queue)
+        return name
 
     async def _head(self, name: QueueName) -> Job | None:
         """The oldest message that could be delivered now."""

@@ -9,6 +9,7 @@ from towpath.core.checks import SECOND
 from towpath.core.commands import MAX_LEASE, Settle
 from towpath.core.job import FINISHED, RUNNING, Job
 from towpath.errors import LostClaim
+from towpath.http.access import Right
 from towpath.http.context import HeldMessage, ServerContext
 from towpath.http.exchange import Exchange
 from towpath.http.problems import Problem, bad_body, first_missing
@@ -92,6 +93,7 @@ class ReceiptRoutes:
             fields.append(("meta_etag", request.meta_etag))
         first_missing("missing_fields", fields)
         name = self._context.queue(request.namespace or exchange.argument("namespace"), request.queue)
+        exchange.principal.check(Right.CONSUME, name.namespace, name.queue)
         held = held_by(self._context, name, request) or await self._read(name, request)
         if with_etag and request.meta_etag != lease_ids(held.id, held.fence).meta_etag:
             raise Problem(409, "cas_mismatch", "meta_etag is outdated: message metadata changed")

@@ -109,10 +109,15 @@ def _endpoint(path: str, find: Find, context: ServerContext, is_mount: bool = Fa
     async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, context.extra)
         route: Route | None = None
+
+        async def dispatch(exchange: Exchange) -> None:
+            nonlocal route
+            route = _route_of(exchange, find(exchange))
+            await route.handler(exchange)
+
         try:
             try:
-                route = _route_of(exchange, find(exchange))
-                await route.handler(exchange)
+                await context.access.run(exchange, path, dispatch)
             except Problem as problem:
                 await _refuse(exchange, problem, route)
             except TowpathError as error:

@@ -16,18 +16,25 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from towpath.app import App
 from towpath.escapes import get_logger
+from towpath.http.authentication import CERTIFICATE
+from towpath.http.certificates import ClientCertificate, client_certificate
 from towpath.http.context import ServerContext
 from towpath.http.health import HealthRoutes
 from towpath.http.options import ServerOptions, address_of, bind
+from towpath.http.rates import LOCAL, PeerConnections, peer_of
 from towpath.http.routes import application
+from towpath.http.tls import ServerTls
 
 log = get_logger("towpath.http")
 
 MAX_HEAD = 64 * 1024
 """Bytes of a request line with its headers."""
-MAX_CONNECTIONS = 10_000
+HANDSHAKE_SECONDS = 10.0
+"""A client has so long for the TLS handshake."""
 REQUEST_SECONDS = 30.0
 """A client has so long to send the head of a request, and so long between two pieces of its body."""
+WRITE_SECONDS = 120.0
+"""A connection is closed if its client reads nothing of a response for this time."""
 IDLE_SECONDS = 120
 """A connection without a request is closed after this time."""
 LINGER = 1.0
@@ -36,6 +43,8 @@ would reset the connection before the client has read the answer."""
 FINISH_SECONDS = 5
 """Seconds that requests may take after the drain."""
 DRAIN_POLL = 0.05
+TICKS = 10
+"""uvicorn calls `on_tick` ten times a second."""
 
 
 class HttpServer:
@@ -45,8 +54,10 @@ class HttpServer:
     def __init__(self, app: App, options: ServerOptions | None = None) -> None:
         self._app = app
         self.options = options or ServerOptions()
-        self._socket = bind(self.options.listen)
-        self.address = address_of(self._socket)
+        tls = self.options.tls
+        self._tls = None if tls is None else ServerTls(tls, required=not self.options.require_token)
+        self._socket = bind(self.options)
+        self.address = address_of(self._socket, secure=tls is not None)
         self._runner: DrainingServer | None = None
 
     def run(self, started: Callable[[], None] | None = None) -> bool:
@@ -55,11 +66,11 @@ class HttpServer:
         the drain."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._remove_socket)
-            context = ServerContext(self._app.engine, self.options)
+            context = ServerContext(self._app.engine, self.options, self._tls)
             health = HealthRoutes(self._app, context)
             stack.callback(health.close)
             self._app.engine.start_caretaker()
-            config = uvicorn.Config(
+            config = ServerConfig(
                 application(context, health, self._app),
                 http=LimitedProtocol,
                 ws="none",
@@ -69,10 +80,14 @@ class HttpServer:
                 log_level="critical",
                 access_log=False,
                 server_header=False,
+                # Any client can write the headers of a proxy.
+                proxy_headers=False,
                 timeout_keep_alive=IDLE_SECONDS,
                 timeout_graceful_shutdown=FINISH_SECONDS,
             )
-            self._runner = DrainingServer(config, context, started)
+            config.options = self.options
+            config.peers = PeerConnections(self.options.max_peer_connections)
+            self._runner = DrainingServer(config, context, self._tls, started)
             self._runner.run(sockets=[self._socket])
             return not self._runner.force_exit
 
@@ -87,27 +102,67 @@ class HttpServer:
             Path(self.address.removeprefix("unix://")).unlink(missing_ok=True)
 
 
+class ServerConfig(uvicorn.Config):
+    """The configuration that a protocol of uvicorn gets, with the limits of connections."""
+
+    options: ServerOptions
+    peers: PeerConnections
+
+
 class DrainingServer(uvicorn.Server):
     """The first request to stop begins the drain: `/readyz` fails, waits end, and the messages that consumers
     hold may be acknowledged. The second one ends the server at once."""
 
     def __init__(
-        self, config: uvicorn.Config, context: ServerContext, started: Callable[[], None] | None
+        self,
+        config: uvicorn.Config,
+        context: ServerContext,
+        tls: ServerTls | None,
+        started: Callable[[], None] | None,
     ) -> None:
         super().__init__(config)
         self._context = context
+        self._tls = tls
         self._started = started
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
         self._stopping = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
+        if self._tls is None:
+            await super().startup(sockets)
+        else:
+            await self._start_tls(self._loop, self._tls, sockets or [])
         if self._stopping:
             self._begin()
         elif self._started is not None:
             self._started()
+
+    async def _start_tls(
+        self, loop: asyncio.AbstractEventLoop, tls: ServerTls, sockets: list[socket.socket]
+    ) -> None:
+        """As the base class, which has no limit for the time of the handshake and makes its own context."""
+
+        def create_protocol() -> asyncio.Protocol:
+            return LimitedProtocol(self.config, self.server_state, self.lifespan.state)
+
+        self.servers = [
+            await loop.create_server(
+                create_protocol,
+                sock=each,
+                ssl=tls.context,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS,
+                backlog=self.config.backlog,
+            )
+            for each in sockets
+        ]
+        self.started = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._tls is not None and counter % TICKS == 0:
+            self._tls.refresh()
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._stopping:
@@ -136,8 +191,10 @@ class DrainingServer(uvicorn.Server):
 
 class LimitedProtocol(HttpToolsProtocol):
     """The HTTP protocol of uvicorn, with limits for strangers: the size of the head of a request, the time to
-    send it and to go on with its body, and the number of connections. httptools and uvicorn have none."""
+    send it and to go on with its body, the time to read a response, and the number of connections. httptools
+    and uvicorn have none. The certificate of the client is put into the scope of each request."""
 
+    config: ServerConfig
     _parsed = 0
     """Bytes of the head that were parsed."""
     _unparsed = 0
@@ -147,18 +204,40 @@ class LimitedProtocol(HttpToolsProtocol):
     """Since when the server waits for the rest of a request."""
     _check: asyncio.TimerHandle | None = None
     _refused = False
+    _unsent: int | None = None
+    """Bytes in the buffer at the last check of a connection that is closing."""
+    _unwritten = 0
+    """Bytes in the buffer when the progress of the client was checked last."""
+    _write_check: asyncio.TimerHandle | None = None
+    _certificate: ClientCertificate | None = None
+    _peer = LOCAL
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._owed = self.loop.time()
         self._check = self.loop.call_later(REQUEST_SECONDS, self._check_progress)
-        if len(self.connections) > MAX_CONNECTIONS:
+        self._certificate = _peer_certificate(transport)
+        self._peer = peer_of(self.client)
+        few = self.config.peers.opened(self._peer)
+        if not few or len(self.connections) > self.config.options.max_connections:
             self._refuse("503 Service Unavailable", "too_many_connections", "too many connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._check is not None:
-            self._check.cancel()
+        for timer in (self._check, self._write_check):
+            if timer is not None:
+                timer.cancel()
+        self.config.peers.closed(self._peer)
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unwritten = self.transport.get_write_buffer_size()
+        self._write_check = self.loop.call_later(WRITE_SECONDS, self._check_reader)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_check is not None:
+            self._write_check.cancel()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -171,6 +250,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        if self._certificate is not None:
+            self.scope[CERTIFICATE] = self._certificate  # type: ignore[literal-required]
         self._parsed = self._unparsed = 0
         self._in_head = True
         self._owed = self.loop.time()
@@ -211,7 +292,8 @@ class LimitedProtocol(HttpToolsProtocol):
             f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
             f"connection: close\r\n\r\n{body}".encode()
         )
-        self.transport.write_eof()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
         self.loop.call_later(LINGER, self.transport.close)
 
     def _count(self, size: int) -> None:
@@ -220,9 +302,29 @@ class LimitedProtocol(HttpToolsProtocol):
             raise httptools.HttpParserError("the head is too large")
 
     def _check_progress(self) -> None:
+        before, self._unsent = self._unsent, None
+        if self.transport.is_closing():
+            # The connection ends when the client has read the last bytes, which it may never do.
+            self._unsent = self.transport.get_write_buffer_size()
+            if before is not None and self._unsent >= before:
+                self.transport.abort()
+                return
         late = self._owed is not None and self.loop.time() >= self._owed + REQUEST_SECONDS
         # A flow that is paused has unread data: then the server is slow, not the client.
         if late and not self.flow.read_paused:
             self.transport.close()
+        self._check = self.loop.call_later(REQUEST_SECONDS, self._check_progress)
+
+    def _check_reader(self) -> None:
+        before, self._unwritten = self._unwritten, self.transport.get_write_buffer_size()
+        if self._unwritten >= before:
+            log.info("%s reads nothing of its response; its connection is closed", self._peer)
+            self.transport.abort()
         else:
-            self._check = self.loop.call_later(REQUEST_SECONDS, self._check_progress)
+            self._write_check = self.loop.call_later(WRITE_SECONDS, self._check_reader)
+
+
+def _peer_certificate(transport: asyncio.Transport) -> ClientCertificate | None:
+    tls = transport.get_extra_info("ssl_object")
+    der = None if tls is None else tls.getpeercert(binary_form=True)
+    return None if der is None else client_certificate(der)

@@ -12,6 +12,7 @@ import msgspec
 
 from towpath.core import checks
 from towpath.core.commands import Command, Settle
+from towpath.core.edges import EdgePage, EdgeQuery
 from towpath.core.explain import Explanation
 from towpath.core.job import Job
 from towpath.core.views import (
@@ -19,6 +20,8 @@ from towpath.core.views import (
     GroupPage,
     GroupQuery,
     GroupView,
+    NotePage,
+    NoteQuery,
     NoteView,
     Page,
     PartView,
@@ -141,6 +144,10 @@ class RemoteLedger:
         found: dict[str, QueueView] = self._read("queues")
         return found
 
+    def queue(self, name: str) -> QueueView | None:
+        found: QueueView | None = self._read("queue", name=name)
+        return found
+
     def parts(self, queue: str) -> dict[str, PartView]:
         found: dict[str, PartView] = self._read("parts", queue=queue)
         return found
@@ -155,6 +162,15 @@ class RemoteLedger:
 
     def winners(self, *, job: str = "", group: str = "") -> list[Winner]:
         found: list[Winner] = self._read("winners", job=job, group=group)
+        return found
+
+    def edges(self, query: EdgeQuery) -> EdgePage:
+        found: EdgePage = self._read("edges", query=query)
+        return found
+
+    def notes(self, query: NoteQuery, now: int | None = None) -> NotePage:
+        checks.optional_whole("now", now)
+        found: NotePage = self._read("notes", query=query, now=now)
         return found
 
     def note(self, key: str, now: int | None = None) -> NoteView | None:
@@ -175,7 +191,7 @@ class RemoteLedger:
         found: dict[str, Any] = self._read("dump")
         return found
 
-    def _read(self, name: str, **arguments: Any) -> Any:
+    def _read(self, name: str, /, **arguments: Any) -> Any:
         self._guard()
         read = READS[name]
         return self._decoded(read.result, self._send(READ, read.pack(name, arguments)))

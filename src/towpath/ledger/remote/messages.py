@@ -14,6 +14,7 @@ import msgspec
 from towpath import errors
 from towpath.core import checks
 from towpath.core.commands import Command
+from towpath.core.edges import EdgePage, EdgeQuery
 from towpath.core.explain import Explanation
 from towpath.core.job import Job, Spec
 from towpath.core.results import Result
@@ -22,6 +23,8 @@ from towpath.core.views import (
     GroupPage,
     GroupQuery,
     GroupView,
+    NotePage,
+    NoteQuery,
     NoteView,
     Page,
     PartView,
@@ -160,11 +163,14 @@ READS: Final[Mapping[str, LedgerRead]] = {
     "find": LedgerRead(Page, query=Query),
     "attempts": LedgerRead(list[AttemptRecord], id=str),
     "queues": LedgerRead(dict[str, QueueView]),
+    "queue": LedgerRead(QueueView | None, name=str),
     "parts": LedgerRead(dict[str, PartView], queue=str),
     "group": LedgerRead(GroupView | None, id=str),
     "groups": LedgerRead(GroupPage, query=GroupQuery),
     "winners": LedgerRead(list[Winner], job=str, group=str),
+    "edges": LedgerRead(EdgePage, query=EdgeQuery),
     "note": LedgerRead(NoteView | None, key=str, now=int | None),
+    "notes": LedgerRead(NotePage, query=NoteQuery, now=int | None),
     "explain": LedgerRead(Explanation, id=str, now=int | None),
     "check": LedgerRead(list[str]),
     "dump": LedgerRead(LedgerDump),
