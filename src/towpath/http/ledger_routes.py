@@ -46,6 +46,7 @@ def ledger_routes(context: ServerContext) -> tuple[Route, ...]:
         right=Right.ADMIN,
         request=Media(messages.CONTENT_TYPE, "A request of the format of `towpath.ledger.remote`."),
         response=Media(messages.CONTENT_TYPE, "The answer in the same format."),
+        error_type=messages.CONTENT_TYPE,
         errors=("unsupported_format", "payload_too_large", "shutdown_draining"),
     )
     return (

@@ -165,6 +165,8 @@ def _failures(route: Route, schemas: _Schemas) -> dict[str, Any]:
     for code in errors_of(route):
         found.setdefault(ERRORS[code].status, []).append(code)
     content = {_JSON: {"schema": schemas.of(ErrorEnvelope)}}
+    if route.error_type:
+        content[route.error_type] = {"schema": {"type": "string"}}
     responses: dict[str, Any] = {}
     for status, codes in sorted(found.items()):
         text = " ".join(f"`{code}`: {ERRORS[code].meaning}" for code in codes)

@@ -44,6 +44,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     responses: Mapping[int, str] = {}
     """Further statuses of success, with their meanings."""
     errors: tuple[str, ...] = ()
+    error_type: str = ""
+    """A further content type of errors, besides JSON."""
     any_method: bool = False
 
     @property
@@ -101,9 +103,15 @@ ERRORS: Mapping[str, ErrorCode] = {
     ),
     "dependency_cycle": ErrorCode(400, "Jobs wait for each other.", "Remove the cycle."),
     "unsupported": ErrorCode(400, "This ledger does not have the feature.", "Use another ledger."),
+    "unauthorized": ErrorCode(
+        401, "The client has no valid token or certificate.", "Send `Authorization: Bearer TOKEN`."
+    ),
     "forbidden": ErrorCode(403, "The client has no right to this call.", "Use a client with the right."),
     "namespace_forbidden": ErrorCode(
         403, "The client has no right in this namespace or queue.", "Use a client with the right."
+    ),
+    "invalid_namespace_claims": ErrorCode(
+        403, "The certificate of the client has no usable claims.", "Use a certificate with claims."
     ),
     "lease_required": ErrorCode(403, "The client does not hold the lease.", "Acquire the key again."),
     "lease_expired": ErrorCode(403, "The lease has ended.", "Acquire the key again."),
@@ -144,7 +152,7 @@ ERRORS: Mapping[str, ErrorCode] = {
     "unsupported_media_type": ErrorCode(
         415, "The body is not JSON.", "Send JSON with content-type: application/json."
     ),
-    "throttled": ErrorCode(429, "The queue or part is full, or appends are too fast.", _REPEAT),
+    "throttled": ErrorCode(429, "The queue or part is full, or the client sends too many requests.", _REPEAT),
     "internal_error": ErrorCode(500, "The server failed.", "Its log has the reason; report it."),
     "queue_busy": ErrorCode(503, "Too many requests wait at this server.", _REPEAT),
     "shutdown_draining": ErrorCode(503, "The server stops.", "Use another server, or try again."),
@@ -165,7 +173,7 @@ def errors_of(route: Route) -> tuple[str, ...]:
     """All codes that a route may answer with, in the order of the table."""
     found = {*route.errors, *_ALWAYS}
     if route.right is not None:
-        found |= {"forbidden", "namespace_forbidden"}
+        found |= {"unauthorized", "forbidden", "namespace_forbidden", "invalid_namespace_claims", "throttled"}
     if route.arguments is not None:
         found.add("invalid_argument")
     if not route.any_method:

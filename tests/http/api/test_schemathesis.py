@@ -35,6 +35,9 @@ CHECKS = [
 ]
 
 
+schemathesis.serializer.alias("application/msgpack", "text/plain")
+
+
 def described() -> dict[str, Any]:
     with App("memory://") as app:
         context = ServerContext(app.engine, ServerOptions())

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towpath import errors
-from towpath.core import commands, explain, job, limits, results, views
+from towpath.core import commands, edges, explain, job, limits, results, views
 from towpath.core.commands import Command
 from towpath.errors import Described, InvalidInput, TowpathError
 from towpath.ledger.memory.ledger import MemoryLedger
@@ -80,6 +80,9 @@ def test_reads_are_the_same_after_the_transfer() -> None:
         "find": {"query": views.Query(states=(job.State.READY,), header=("h", "1"))},
         "attempts": {"id": id},
         "queues": {},
+        "queue": {"name": queue},
+        "edges": {"query": edges.EdgeQuery(into=id)},
+        "notes": {"query": views.NoteQuery(limit=2), "now": now},
         "parts": {"queue": queue},
         "group": {"id": group},
         "groups": {"query": views.GroupQuery(limit=3)},
@@ -216,7 +219,7 @@ def test_the_format_changes_with_the_types() -> None:
 def _fingerprint() -> str:
     kinds = [
         found
-        for module in (commands, results, job, views, limits, messages)
+        for module in (commands, results, job, views, edges, limits, messages)
         for _, found in sorted(vars(module).items())
         if isinstance(found, type) and issubclass(found, msgspec.Struct)
     ]
