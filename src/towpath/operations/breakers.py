@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from types import TracebackType
 from typing import Any
 
@@ -16,11 +18,11 @@ from msgspec.structs import replace
 
 from towpath.core import breaker as rules
 from towpath.core import checks
-from towpath.core.breaker import Breaker, Phase
-from towpath.core.breaker import Record as Record
+from towpath.core.breaker import Breaker, BreakerGate, Phase, Record
 from towpath.core.commands import Settle
 from towpath.core.job import ClaimedJob, Done, Job, Outcome, Reason, Release, RetryOutcome
 from towpath.core.retry import Chance
+from towpath.core.views import Readable
 from towpath.errors import InvalidInput
 from towpath.runtime.breakers import Breakers, Place
 from towpath.runtime.engine import Engine
@@ -31,7 +33,6 @@ from towpath.tasks.outcomes import Span
 from towpath.tasks.task import Registry, Task
 
 Tasks = Mapping[str, Task[..., Any]]
-All = list[Record]
 
 
 def breaker(which: str | Breaker, /) -> BreakerGuard:
@@ -82,7 +83,7 @@ class BreakerGuard:
     def _now(self) -> int:
         """The current time, but not before the claim of the job in the ledger's time: a local clock may be
         set back, the ledger's never goes back."""
-        return max(self._engine.clock.now(), self._job.job.started_at or 0)
+        return max(self._engine.clock.now(), self._job.record.started_at or 0)
 
     def _too_late(self, error: BaseException) -> bool:
         """True if the handler was stopped by its timeout: the called service did not respond."""
@@ -202,6 +203,51 @@ class _Report:
 # By hand
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerStatus(Readable):
+    """A circuit breaker at one moment. `settings` are its `Breaker`; `gates` are the queues and parts that it
+    closes."""
+
+    name: str
+    phase: Phase
+    why: str
+    """The cause of the last change; empty before the first one."""
+    since: datetime | None
+    """The time of the last change: it opened or closed. None before the first one."""
+    until: datetime | None
+    """The time at which an open breaker becomes half open. None if it is not open, or is open until
+    `close`."""
+    failed: int
+    """Failures that count now."""
+    calls: int | None
+    """Calls that count now; None without a ratio."""
+    trips: int
+    """How often it has opened."""
+    settings: Breaker
+    gates: tuple[BreakerGate, ...]
+
+
+def breaker_status(record: Record, now: int) -> BreakerStatus:
+    status, phase = record.status, record.status.phase(now)
+    failed, calls = record.counted(now)
+    bounded = phase is Phase.OPEN and status.until < checks.FOREVER
+    return BreakerStatus(
+        name=record.breaker.name,
+        phase=phase,
+        why=status.why,
+        since=checks.optional_utc(status.since or None),
+        until=checks.utc(status.until) if bounded else None,
+        failed=failed,
+        calls=None if record.breaker.ratio is None else calls,
+        trips=status.trips,
+        settings=record.breaker,
+        gates=record.gates,
+    )
+
+
+All = list[BreakerStatus]
+
+
 class BreakerControls:
     """`app.breakers`: the breakers in the ledger: read them, open and close them by hand. An unknown name
     raises `InvalidInput`."""
@@ -210,8 +256,9 @@ class BreakerControls:
         self._engine = engine
 
     def list(self) -> All:
-        """All breakers, by name. `record.status.phase(now)` is the phase at a time."""
-        return self._engine.components.breakers.all()
+        """All breakers, by name."""
+        now = self._engine.clock.now()
+        return [breaker_status(record, now) for record in self._engine.components.breakers.all()]
 
     async def alist(self) -> All:
         return await asyncio.to_thread(self.list)
@@ -224,7 +271,7 @@ class BreakerControls:
     async def aphase(self, name: str) -> Phase:
         return await asyncio.to_thread(self.phase, name)
 
-    def open(self, name: str, why: str = "", for_: Span | None = None) -> Record:
+    def open(self, name: str, why: str = "", for_: Span | None = None) -> BreakerStatus:
         """Open a breaker by hand: for so many seconds, then it is half open; or until `close`."""
         checks.text("why", why, 500)
         now = self._engine.clock.now()
@@ -234,15 +281,15 @@ class BreakerControls:
             name, lambda old: replace(old, status=rules.opened(old.breaker, old.status, now, reason, until))
         )
 
-    async def aopen(self, name: str, why: str = "", for_: Span | None = None) -> Record:
+    async def aopen(self, name: str, why: str = "", for_: Span | None = None) -> BreakerStatus:
         return await asyncio.to_thread(self.open, name, why, for_)
 
-    def close(self, name: str) -> Record:
+    def close(self, name: str) -> BreakerStatus:
         """Close a breaker and reset its failures."""
         now = self._engine.clock.now()
         return self._edit(name, lambda old: replace(old, status=rules.closed(old.status, now, "by hand")))
 
-    async def aclose(self, name: str) -> Record:
+    async def aclose(self, name: str) -> BreakerStatus:
         return await asyncio.to_thread(self.close, name)
 
     def reset(self, name: str) -> None:
@@ -253,10 +300,10 @@ class BreakerControls:
     async def areset(self, name: str) -> None:
         await asyncio.to_thread(self.reset, name)
 
-    def _edit(self, name: str, change: Any) -> Record:
-        return self._known(
-            name, self._engine.components.breakers.edit(name, change, self._engine.clock.now())
-        )
+    def _edit(self, name: str, change: Callable[[Record], Record]) -> BreakerStatus:
+        now = self._engine.clock.now()
+        edited = self._known(name, self._engine.components.breakers.edit(name, change, now))
+        return breaker_status(edited, now)
 
     def _known(self, name: str, record: Record | None) -> Record:
         if record is None:

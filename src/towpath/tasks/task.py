@@ -330,7 +330,7 @@ class Task(Generic[P, R]):
         if terms.named:
             fields = {**fields, **names(terms, self.codec, arguments)}
         if (parent := running.get()) is not None:
-            fields = inherited(parent.job, fields)
+            fields = inherited(parent.record, fields)
         if "after" in fields:
             payload, fields = with_after(payload, fields)
         if "id" in fields or "headers" in fields:
