@@ -41,6 +41,7 @@ SURFACE = [
     "Hooks",
     "JobFailure",
     "JobHandle",
+    "JobLogFilter",
     "JobStatus",
     "Lane",
     "Ledger",
