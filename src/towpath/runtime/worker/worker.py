@@ -105,7 +105,7 @@ class Worker:
         self._started = True
         self._runs.grace = self._options.grace
         self._runs.open(self._options.concurrency)
-        monitor = LoopMonitor(self._loop, self._loop_blocked)
+        monitor = LoopMonitor(self._loop, self._loop_blocked, MAX_BLOCKED)
         before = sys.getswitchinterval()
         sys.setswitchinterval(min(before, SWITCH_INTERVAL))
         self._log.open(self._loop)
