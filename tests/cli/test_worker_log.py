@@ -27,6 +27,7 @@ def stumble() -> None:
 
 @app.task(name="apart", queue="hall", max_attempts=2, backoff=0, process=True)
 def apart() -> None:
+    logging.getLogger("bakery").info("in a process")
     raise KeyError("100 %d")
 
 @app.cron("0 3 * * *", name="nightly")
@@ -79,7 +80,8 @@ def test_banner_jobs_and_failures(bakery: Shell) -> None:
     ):
         assert len(re.findall(pattern, log, re.MULTILINE)) == 1, (pattern, log)
     assert log.count('bakery.py", line 13, in stumble') == 2
-    assert log.count('bakery.py", line 17, in apart') == 2
+    assert log.count('bakery.py", line 18, in apart') == 2
+    assert len(re.findall(r" INFO bakery: \[apart \d+-[0-9a-f]{4}\] in a process$", log, re.MULTILINE)) == 2
     assert "\x1b" not in log
     assert not re.search("^in two lines", log, re.MULTILINE)
     assert re.search(r" WARNING bakery: \[greet \d+-[0-9a-f]{4}\] said: good\n  morning \\x1b\[31m\n", log)

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support import handlers
 from tests.support.running import working
 from tests.support.waiting import WAIT
 from towpath import App, JobLogFilter
+from towpath.errors import JobFailed
 
 log = logging.getLogger("shop")
 
@@ -80,3 +82,15 @@ def test_values_of_extra_stay(app: App, kept: Kept) -> None:
     [record] = kept.records
     assert vars(record)["kind"] == "mine"
     assert vars(record)["job_label"].startswith("[own ")
+
+
+def _broken_setup() -> None:
+    raise RuntimeError("no log server")
+
+
+@pytest.mark.ledgers("memory")
+def test_the_setup_of_a_process_is_named_if_it_fails() -> None:
+    with handlers.app as app, working(app, process_setup=_broken_setup):
+        for _ in range(2):
+            with pytest.raises(JobFailed, match="cannot begin: RuntimeError: no log server"):
+                handlers.pid.enqueue(1).result(WAIT)

@@ -74,6 +74,12 @@ class LogArguments(msgspec.Struct, frozen=True, kw_only=True):
             handler.setFormatter(logging.Formatter(TEXT))
         logging.basicConfig(level=self.level, handlers=[handler])
 
+    def configure_process(self) -> None:
+        """`configure` in a process for tasks with `process=True`, unless its modules have configured
+        logging."""
+        if not logging.root.handlers:
+            self.configure()
+
 
 log_options = combine(
     click.option(
