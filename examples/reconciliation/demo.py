@@ -147,12 +147,12 @@ class Story:
         """End the outage and the rejection, once all jobs of the other platforms have finished."""
         waiting = work.app.ledger.find(Query(queue=work.queue_of(DOWN), limit=1000)).jobs
         self.untouched = sum(job.attempts == 0 for job in waiting)
-        [record] = [each for each in work.app.breakers.list() if each.breaker.name == DOWN]
+        [record] = [each for each in work.app.breakers.list() if each.name == DOWN]
         asked = self._platforms[DOWN].answered[503]
         self.happened += [
             f"{seconds:4.1f} s: {BUSY} and {SLOW_TO_KNOW} are done; {BUSY} returned 429 "
             f"{self._platforms[BUSY].answered[429]} times",
-            f"{seconds:4.1f} s: {DOWN} is back. Its breaker had opened {record.status.trips} times: "
+            f"{seconds:4.1f} s: {DOWN} is back. Its breaker had opened {record.trips} times: "
             f"{asked} requests, {self.untouched} of {len(waiting)} reports without an attempt",
             f"{seconds:4.1f} s: {LOCKED} accepts the new key; "
             f"{counts[LOCKED]['failed']} dead letters are retried",
@@ -200,12 +200,9 @@ class Screen:
 
 def breaker_states() -> dict[str, str]:
     """`open (5 failures in 60 s)`, by platform."""
-    now = work.app.engine.clock.now()
     return {
-        record.breaker.name: (
-            record.status.phase(now).value + (f" ({record.status.why})" if record.status.why else "")
-        )
-        for record in work.app.breakers.list()
+        each.name: each.state.value + (f" ({each.why})" if each.why else "")
+        for each in work.app.breakers.list()
     }
 
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from towpath.tasks.context import Running, current
     from towpath.tasks.handles import GroupHandle, JobHandle
     from towpath.tasks.hooks import Hooks, JobFailure, provided
+    from towpath.tasks.log_fields import JobLogFilter
     from towpath.tasks.new_jobs import new_id
     from towpath.tasks.outcomes import BreakerOpen, Cancel, Fail, Retry, Snooze, StopRequested, Throttled
     from towpath.tasks.task import Call, Task
@@ -69,6 +70,7 @@ __all__ = [
     "Hooks",
     "JobFailure",
     "JobHandle",
+    "JobLogFilter",
     "JobStatus",
     "Lane",
     "Ledger",
@@ -113,6 +115,7 @@ _HOMES = {
     "towpath.core.retry": "Exponential Policy",
     "towpath.tasks.handles": "GroupHandle JobHandle",
     "towpath.tasks.hooks": "Hooks JobFailure provided",
+    "towpath.tasks.log_fields": "JobLogFilter",
     "towpath.ledger": "Ledger open_ledger",
     "towpath.ledger.sqlite": "SqliteLedger SqliteOptions",
     "towpath.operations.progress": "Snapshot",

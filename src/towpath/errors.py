@@ -154,7 +154,7 @@ class DependencyCycle(Refused):
 
 
 class UnknownGroup(Refused):
-    sentence = "there is no group {group}; open it first"
+    sentence = "there is no group {group}"
 
 
 class GroupClosed(Refused):

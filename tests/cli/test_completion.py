@@ -98,6 +98,27 @@ def test_bash_itself(shell: Shell) -> None:
     assert (ended.stdout, ended.stderr) == ("orders\n", "")
 
 
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_itself(shell: Shell) -> None:
+    shell.put("orders")
+    program = f"""
+        set -x PATH {Path(EXECUTABLE[0]).parent} $PATH
+        towpath completion fish | source
+        complete -C "towpath queues pause o"
+        complete -C "towpath jobs list --state f"
+    """
+    ended = subprocess.run(
+        ["fish", "--no-config", "-c", program],
+        cwd=shell.folder,
+        env=shell.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.stdout.split(), ended.stderr) == (["orders", "failed"], "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "proposal"),
     [

@@ -105,7 +105,7 @@ def test_doctor_finds_dead_letters_pauses_and_full_queues(shell: Shell) -> None:
     shell.dead()
     shell("queues", "pause", "ordres", "--new")
     shell("queues", "set", "small", "--capacity", "1")
-    assert "1 dead letters in orders" in _advice(shell, 0)
+    assert "1 dead letter in orders" in _advice(shell, 0)
     assert "It never had a job; check the name." in _advice(shell, 0)
     shell.put("small")
     assert "Queue small is full: 1 of 1" in _advice(shell, 1)

@@ -43,6 +43,17 @@ def test_tables_fit_a_terminal(shell: Shell) -> None:
         assert "orders" in screen.text
 
 
+def test_a_job_with_a_long_error_is_one_line(shell: Shell) -> None:
+    shell.put()
+    receipt = shell("get", "orders", "--json").json["receipt"]
+    shell("nack", receipt, "--reason", "AnErrorWithALongName: and a sentence that is far too long")
+    with terminal(shell, "jobs", "list") as screen:
+        assert screen.rest() == 0
+        _, row = screen.text.splitlines()
+    assert row.endswith("…")
+    assert " AnError" in row
+
+
 def test_stats_live(shell: Shell) -> None:
     shell.put()
     with terminal(shell, "stats", "--watch") as screen:

@@ -27,6 +27,7 @@ def stumble() -> None:
 
 @app.task(name="apart", queue="hall", max_attempts=2, backoff=0, process=True)
 def apart() -> None:
+    logging.getLogger("bakery").info("in a process")
     raise KeyError("100 %d")
 
 @app.cron("0 3 * * *", name="nightly")
@@ -79,10 +80,11 @@ def test_banner_jobs_and_failures(bakery: Shell) -> None:
     ):
         assert len(re.findall(pattern, log, re.MULTILINE)) == 1, (pattern, log)
     assert log.count('bakery.py", line 13, in stumble') == 2
-    assert log.count('bakery.py", line 17, in apart') == 2
+    assert log.count('bakery.py", line 18, in apart') == 2
+    assert len(re.findall(r" INFO bakery: \[apart \d+-[0-9a-f]{4}\] in a process$", log, re.MULTILINE)) == 2
     assert "\x1b" not in log
     assert not re.search("^in two lines", log, re.MULTILINE)
-    assert " WARNING bakery: said: good\n  morning \\x1b[31m\n" in log
+    assert re.search(r" WARNING bakery: \[greet \d+-[0-9a-f]{4}\] said: good\n  morning \\x1b\[31m\n", log)
     assert log.index("attempt 2/2: ValueError") < log.index("the burst is over")
 
 
@@ -97,6 +99,12 @@ def test_json_lines(bakery: Shell) -> None:
     done = by_event["job_done", id]
     assert (done["kind"], done["queue"], done["attempt"], done["max_attempts"]) == ("greet", "hall", 1, 2)
     assert 0 < done["seconds"] < 60
+    [own] = [each for each in found if each["logger"] == "bakery"]
+    assert own["message"] == "said: good"
+    fields = ("job_id", "kind", "queue", "attempt", "max_attempts")
+    assert [own[name] for name in fields] == [done[name] for name in fields]
+    assert "event" not in own
+    assert not any("job_label" in each for each in found)
     retried, failed = by_event["job_retried", bad], by_event["job_failed", bad]
     assert (retried["level"], failed["level"]) == ("info", "error")
     assert "in stumble" in retried["exception"]
@@ -110,7 +118,7 @@ def test_quiet(bakery: Shell) -> None:
     enqueue(bakery, "stumble")
     log = burst(bakery, "-q").err
     assert "failed for good" in log
-    assert not re.search("Worker|INFO|greet", log)
+    assert not re.search("Worker|INFO|greet .* (started|done)", log)
     log = bakery("worker", "bakery:app", "-v", "--log-level", "info", code=2).err
     assert "--log-level and --verbose exclude each other" in log
 

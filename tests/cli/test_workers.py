@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import time
+from datetime import UTC, datetime
 
 import pytest
 
@@ -15,6 +16,8 @@ import towpath
 from tests.support.processes import command, greet
 from tests.support.shell import EXECUTABLE, Shell
 from tests.support.waiting import until
+from towpath.core.fleet import LimitView
+from towpath.operations.workers import Registration
 
 
 @pytest.fixture
@@ -22,6 +25,27 @@ def shop(shop: Shell) -> Shell:
     """The shop with a ledger."""
     shop("put", "other", "{}")
     return shop
+
+
+def test_times_of_a_listed_worker_are_text(shop: Shell) -> None:
+    limit = LimitView(name="geo", queues=("other",), limit=3, running=1, until=1_800_000_000_000_000)
+    with towpath.App(shop.url) as app:
+        registration = Registration(app.engine, "box#1")
+        registration.register()
+        registration.report(queues=("other",), concurrency=4, running=1, limits=(limit,))
+        until(lambda: len(app.workers.list()) == 1)  # the report is not awaited
+        [worker] = app.workers.list()
+        assert worker.limits[0].until == datetime.fromtimestamp(1_800_000_000, UTC)
+    [listed] = shop("workers", "list", "--json").json["workers"]
+    assert listed["limits"][0] | {"until": None} == {
+        "name": "geo",
+        "queues": ["other"],
+        "limit": 3,
+        "running": 1,
+        "until": None,
+    }
+    assert listed["limits"][0]["until"] == "2027-01-15T08:00:00Z"
+    assert [len(listed[name]) > 19 for name in ("started_at", "seen_at")] == [True, True]
 
 
 def test_pause_resume_and_drain_of_a_fleet(shop: Shell) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.support.running import aworking
-from tests.support.waiting import auntil
+from tests.support.running import aworking, working
+from tests.support.waiting import WAIT, auntil, until
 from towpath import App, Bandwidth, Lane, State, Throttled
 from towpath.commands import Upkeep
 from towpath.core.bandwidth import BandwidthLimits
@@ -456,3 +456,20 @@ def test_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.
                 assert await first.aresult(20) == "done"
 
         asyncio.run(main())
+
+
+@pytest.mark.ledgers("sqlite", "postgres")
+def test_a_pause_reaches_another_process_at_once(app: App, url: str) -> None:
+    """By a notification: the poll of an idle ledger on PostgreSQL comes after 5 s. The best of three."""
+    nothing = app.task(name="nothing")(lambda: None)
+    spans: list[float] = []
+    with App(url) as operator, working(app):
+        nothing.enqueue().result(WAIT)
+        for _ in range(3):
+            began = time.monotonic()
+            operator.workers.pause(why="a new disk")
+            until(lambda: [each.paused for each in operator.workers.list()] == [True])
+            operator.workers.resume()
+            until(lambda: [each.paused for each in operator.workers.list()] == [False])
+            spans.append(time.monotonic() - began)
+    assert min(spans) < 2, spans

@@ -105,10 +105,10 @@ def test_an_outage_is_left_to_the_breaker(tmp_path: Path) -> None:
         assert len(untouched) >= REPORTS // 2
         assert {(job.state, job.failures, job.losses) for job in untouched} == {(State.READY, 0, 0)}
         asked = found.one.answered[503]
-        [record] = [each for each in found.app.breakers.list() if each.breaker.name == ONE]
+        [record] = [each for each in found.app.breakers.list() if each.name == ONE]
         # Five failures open the breaker; CAP - 1 jobs may run at that time; two probes follow each opening. A
         # worker does not see a failure of the other worker before it is committed, so one more job may start.
-        assert asked <= 5 + work.CAP - 1 + 1 + 2 * record.status.trips
+        assert asked <= 5 + work.CAP - 1 + 1 + 2 * record.trips
         last = untouched[-1].id
         found.until(lambda: f"breaker {ONE} is open until" in str(found.app.ledger.explain(last)))
         found.one.down = False

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.waiting import auntil, until
+from tests.support.waiting import WAIT, auntil, until
 from towpath import App
-from towpath.core.commands import Append, Claim, Claimed, Settle, Want
+from towpath.core.commands import Append, Claim, Claimed, Purge, Selector, Settle, Want
 from towpath.core.job import Done, Job, Spec, State
-from towpath.errors import LedgerClosed
+from towpath.errors import LedgerClosed, UnknownJob
 from towpath.ledger import Ledger
 from towpath.ledger.memory import MemoryLedger
 from towpath.runtime import completion
@@ -128,3 +128,25 @@ def test_the_thread_ends_without_waiters_and_starts_again(monkeypatch: pytest.Mo
         assert not waiting.is_alive()
         until(lambda: watch._thread is None)
     watch.close()
+
+
+def test_a_waiter_gets_no_result_of_a_job_that_the_same_batch_deletes(app: App) -> None:
+    """The settle and the purge are one transaction; no reader sees the state between them."""
+    queue, ends = app.queue("q"), list[object]()
+
+    def wait(id: str) -> None:
+        try:
+            ends.append(app.job(id).finished(WAIT).state)
+        except UnknownJob:
+            ends.append(UnknownJob)
+
+    for n in range(20):
+        id = queue.put(n)
+        message = queue.get(wait=None)
+        waiter = threading.Thread(target=wait, args=(id,))
+        waiter.start()
+        until(lambda: app.engine.watch._waiting)
+        settle, purge = Settle(id, message.fence, Done(b"1")), Purge(where=Selector(ids=(id,)))
+        app.engine.call_all([settle, purge])
+        waiter.join(WAIT)
+    assert ends == [UnknownJob] * 20

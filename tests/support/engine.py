@@ -73,7 +73,7 @@ def settled(ledger: Ledger, id: str, state: State) -> None:
 def expire(ledger: Ledger, held: Message | Job) -> None:
     """Let the lease end, as if the process had slept; the second upkeep is needed because the first records a
     clock jump."""
-    job = held if isinstance(held, Job) else held.job
+    job = held if isinstance(held, Job) else held.record
     assert job.lease_until is not None
     assert job.lease_len is not None
     for n in range(1, 5):

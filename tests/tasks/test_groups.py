@@ -126,7 +126,7 @@ def test_a_revived_member_reopens_its_group(app: App) -> None:
 def test_what_followed_a_group_and_has_not_begun_waits_for_the_new_outcome(app: App) -> None:
     @app.task(name="load", max_attempts=1)
     def fragile(fails: bool) -> int:
-        if fails and current().job.fence == 1:
+        if fails and current().fence == 1:
             raise ValueError("broken")
         return 1
 

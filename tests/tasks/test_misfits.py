@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import towpath
 from tests.support import handlers
 from tests.support.processes import enqueue
 from tests.support.running import working
@@ -15,7 +16,7 @@ from tests.support.waiting import WAIT, until
 from towpath import App
 from towpath.core.checks import SECOND
 from towpath.core.job import FailOutcome, Job, Refuse
-from towpath.core.retry import is_misfit, misfit
+from towpath.core.retry import is_misfit, misfit, refused_again
 from towpath.errors import JobFailed
 
 HOUR = 3600 * SECOND
@@ -127,3 +128,48 @@ def test_the_delay_grows_and_ends_with_the_window() -> None:
     assert len(delays) < 90
     assert isinstance(misfit("why", None, 0, 0), FailOutcome)
     assert isinstance(misfit("why", "the arguments do not fit, since yesterdayZ: x", HOUR, 0), Refuse)
+
+
+@pytest.mark.parametrize("ratio", [None, 1.0])
+def test_the_window_counts_from_the_first_refusal_across_a_breaker(ratio: float | None) -> None:
+    """A worker with code that fits is stopped by an open breaker; that does not restart the window."""
+    app = App("memory://")
+    geo = towpath.Breaker("geo", failures=1, ratio=ratio, volume=1, cooldown=30)
+
+    def guarded(x: int) -> int:
+        with towpath.breaker(geo):
+            raise ConnectionError("down")
+
+    replace_task(app, renamed)
+    with app.testing() as bench:
+        id = enqueue(app, "t", b'{"x": 1}').id
+        bench.drain()
+        first = (stored(app, id).error or "").split(": ")[0]
+        since = first.removeprefix("the arguments do not fit, since ")
+        app.task(name="trip", max_attempts=1)(guarded).enqueue(1)
+        bench.drain()
+        replace_task(app, guarded)
+        bench.advance(10)
+        between = stored(app, id).error or ""
+        assert between.startswith("breaker geo lets nothing through")
+        assert between.endswith(f"; first refused at {since}")
+        replace_task(app, renamed)
+        bench.advance(3580)
+        assert (stored(app, id).error or "").split(": ")[0] == first
+        bench.advance(60)
+        job = stored(app, id)
+        assert (job.state, job.reason) == ("failed", "fatal")
+
+
+def test_a_refusal_keeps_the_time_of_the_first_one() -> None:
+    first = misfit("why", None, HOUR, 0).error
+    busy = refused_again("resource x has no room now", first)
+    assert busy == "resource x has no room now; first refused at 1970-01-01T00:00:00.000Z"
+    assert refused_again("again", busy) == "again; first refused at 1970-01-01T00:00:00.000Z"
+    assert refused_again("again", "ValueError: x") == "again"
+    later = misfit("why", busy, HOUR, HOUR - SECOND)
+    assert isinstance(later, Refuse)
+    assert later.delay == SECOND
+    for text in (f"{busy} or so", f"two lines\n{busy}"):
+        restarted = misfit("why", text, HOUR, HOUR)
+        assert isinstance(restarted, Refuse)

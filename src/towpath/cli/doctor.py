@@ -393,7 +393,9 @@ def _queue_findings(queues: list[QueueView], at: int, alive: bool) -> Iterator[F
             "`towpath dead list` shows the errors; `towpath dead retry --queue NAME` retries them, `towpath "
             "dead purge` deletes them."
         )
-        yield Finding(f"{sum(dead.values())} dead letters in {join_names(sorted(dead))}.", advice)
+        count = sum(dead.values())
+        letters = "dead letter" if count == 1 else "dead letters"
+        yield Finding(f"{count} {letters} in {join_names(sorted(dead))}.", advice)
 
 
 def _lease_findings(ledger: Ledger, at: int) -> Iterator[Finding]:

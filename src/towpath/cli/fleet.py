@@ -12,6 +12,7 @@ from towpath.cli.base import OK, CliGroup, Session, join_names, not_found, pass_
 from towpath.cli.output import format_span, format_time, print_result, table
 from towpath.cli.targets import existing_url
 from towpath.cli.values import Span, now
+from towpath.commands import micros
 from towpath.errors import InvalidInput
 from towpath.fleet import KEY, WorkerView, decoded, workers_of
 
@@ -34,7 +35,12 @@ def _open_workers(session: Session) -> Iterator[Workers]:
 
 def _data(view: WorkerView) -> dict[str, Any]:
     data = {name: getattr(view, name) for name in view.__struct_fields__}
-    return {**data, "started_at": format_time(view.started_at), "seen_at": format_time(view.seen_at)}
+    limits = [
+        {name: getattr(limit, name) for name in limit.__struct_fields__} | {"until": format_time(limit.until)}
+        for limit in view.limits
+    ]
+    times = {"started_at": format_time(view.started_at), "seen_at": format_time(view.seen_at)}
+    return {**data, **times, "limits": limits}
 
 
 @workers.command("list")
@@ -217,7 +223,7 @@ def resume_lane(session: Session, /, name: str) -> int:
 
 if TYPE_CHECKING:
     from towpath.app import App
-    from towpath.operations.breakers import Record
+    from towpath.operations.breakers import BreakerStatus
 
 
 @click.group("breakers", cls=CliGroup)
@@ -231,7 +237,7 @@ def _open_app(session: Session, name: str | None = None) -> Iterator[App]:
 
     with App(existing_url(session.url)) as app:
         if name is not None:
-            known = [record.breaker.name for record in app.breakers.list()]
+            known = [each.name for each in app.breakers.list()]
             if name not in known:
                 raise not_found(
                     f"There is no breaker {name}.",
@@ -239,12 +245,6 @@ def _open_app(session: Session, name: str | None = None) -> Iterator[App]:
                     "starts.",
                 )
         yield app
-
-
-def breaker_data(record: Record) -> dict[str, Any]:
-    from towpath.operations.breakers import breaker_status
-
-    return breaker_status(record, now()).as_dict()
 
 
 @breakers.command("list")
@@ -257,18 +257,20 @@ def list_all(session: Session, /) -> int:
     with _open_app(session) as app:
         found = app.breakers.list()
     print_result(
-        session.json, {"breakers": [breaker_data(record) for record in found]}, lambda: _breaker_table(found)
+        session.json, {"breakers": [each.as_dict() for each in found]}, lambda: _breaker_table(found)
     )
     return OK
 
 
-def _breaker_table(found: list[Record]) -> object:
+def _breaker_table(found: list[BreakerStatus]) -> object:
     if not found:
         return "There are no breakers. Declare one with @app.task(breaker=...)."
     at, rows = now(), []
-    for record in found:
-        data = breaker_data(record)
-        left = None if data["until"] is None else f"in {format_span(max(0, record.status.until - at))}"
+    for each in found:
+        data = each.as_dict()
+        left = (
+            None if each.until is None else f"in {format_span(max(0, micros(each.until.timestamp()) - at))}"
+        )
         failed = f"{data['failed']} of {data['failures']} in {data['window']:g} s"
         if data["ratio"] is not None:
             failed = (
@@ -276,7 +278,7 @@ def _breaker_table(found: list[Record]) -> object:
                 f"{data['ratio']:.0%}"
             )
         gates = ", ".join(
-            gate.queue if gate.part is None else f"{gate.queue} {gate.part}" for gate in record.gates
+            gate.queue if gate.part is None else f"{gate.queue} {gate.part}" for gate in each.gates
         )
         rows.append((data["name"], data["state"], left, failed, data["trips"], gates or None, data["why"]))
     return table(("name", "state", "probes", "failures", "trips", "gates", "why"), rows, numbers=("trips",))
@@ -290,9 +292,9 @@ def _breaker_table(found: list[Record]) -> object:
 def open_one(session: Session, /, name: str, span: int | None, why: str) -> int:
     """Open a breaker: its jobs do not start, in all workers. Running jobs continue; waiting jobs stay."""
     with _open_app(session, name) as app:
-        record = app.breakers.open(name, why, None if span is None else span / 1_000_000)
-    until = "until it is closed by hand" if span is None else f"until {format_time(record.status.until)}"
-    return _print_breaker(session, record, f"{name} is open {until}")
+        found = app.breakers.open(name, why, None if span is None else span / 1_000_000)
+    until = "until it is closed by hand" if span is None else f"until {format_time(found.until)}"
+    return _print_breaker(session, found, f"{name} is open {until}")
 
 
 @breakers.command("close")
@@ -315,6 +317,6 @@ def reset_one(session: Session, /, name: str) -> int:
     return OK
 
 
-def _print_breaker(session: Session, record: Record, sentence: str) -> int:
-    print_result(session.json, breaker_data(record), sentence)
+def _print_breaker(session: Session, found: BreakerStatus, sentence: str) -> int:
+    print_result(session.json, found.as_dict(), sentence)
     return OK

@@ -34,7 +34,7 @@ def history(session: Session, /, **options: Any) -> int:
     """List finished jobs, newest first.
 
     With the time of their end, the duration of the last attempt, and the error. QUEUE may be a pattern with
-    *. The order is that in which the jobs were enqueued."""
+    *. The order is by the time of the enqueue, not of the end."""
     unused: dict[str, Any] = dict.fromkeys(("part", "key", "owner", "correlation_id", "header"))
     options["state"] = options["state"] or tuple(state.value for state in FINISHED)
     wanted = JobListOptions(**options, **unused, oldest_first=False)

@@ -9,13 +9,14 @@ from typing import Any
 import click
 import msgspec
 
+from towpath import JobLogFilter
 from towpath.cli.base import combine, print_stderr
 from towpath.escapes import EscapeFilter, escape_json, get_logger
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
-TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
-"""Attributes of every record. All others come from `extra`."""
+TEXT = "%(asctime)s %(levelname)s %(name)s: %(job_label)s%(message)s"
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "job_label"}
+"""Attributes of every record. All others come from `extra`, or are the fields of the running job."""
 
 
 class LogArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,12 +66,19 @@ class LogArguments(msgspec.Struct, frozen=True, kw_only=True):
                 print_stderr(["--log-format has no effect: the program has configured logging itself."])
             return
         handler = logging.StreamHandler()
+        handler.addFilter(JobLogFilter())
         if self.json:
             handler.setFormatter(JsonFormatter())
         else:
             handler.addFilter(_EscapeProgram())
             handler.setFormatter(logging.Formatter(TEXT))
         logging.basicConfig(level=self.level, handlers=[handler])
+
+    def configure_process(self) -> None:
+        """`configure` in a process for tasks with `process=True`, unless its modules have configured
+        logging."""
+        if not logging.root.handlers:
+            self.configure()
 
 
 log_options = combine(
@@ -103,8 +111,8 @@ class _EscapeProgram(EscapeFilter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per record: `time`, `level`, `logger`, `message`, the values of `extra`, and
-    `exception` with the traceback."""
+    """One JSON object per record: `time`, `level`, `logger`, `message`, the values of `extra`, the fields of
+    the running job, and `exception` with the traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         message, _, more = record.getMessage().partition("\n")

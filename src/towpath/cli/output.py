@@ -88,11 +88,16 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Seq
         side: Literal["left", "right"] = "right" if column in numbers else "left"
         is_whole = column in WHOLE and all(len(line[number][0]) <= MAX_NAME for line in lines)
         made.add_column(column, justify=side, overflow="fold", no_wrap=is_whole)
+    cut = [{"no_wrap": True, "overflow": "ellipsis"} if column in CUT else {} for column in columns]
     for line in lines:
-        made.add_row(*(Text(text, style=style) for text, style in line))
+        made.add_row(
+            *[Text(text, style=style, **how) for (text, style), how in zip(line, cut, strict=True)]  # type: ignore[arg-type]
+        )
     return made
 
 
+CUT = ("error",)
+"""Columns that are cut at the edge of the terminal, so that a row is one line; `jobs show` has the text."""
 WHOLE = ("id", "job", "state")
 """Columns of unbroken cells, unless one is longer than `MAX_NAME`."""
 STYLES: Mapping[str, str] = {

@@ -289,7 +289,11 @@ def worker(
     log.configure()
     # Closing releases the caretaker role, so that another process can take it at once.
     with app, serve_metrics(app, exporter) as url:
-        app.run(**given, announce=lambda found: _announce(target, log, found, url))
+        app.run(
+            **given,
+            announce=lambda found: _announce(target, log, found, url),
+            process_setup=log.configure_process,
+        )
     return OK
 
 

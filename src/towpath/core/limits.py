@@ -157,7 +157,10 @@ def reason_after(
     why: str | None, paused: bool, pause: bool | UnsetType, given: str | UnsetType | None
 ) -> str | None:
     """The reason of a queue or part after a change of its settings. The reason of its limits is kept during a
-    pause: a pause puts its own reason in front, and a resume removes it."""
+    pause: a pause puts its own reason in front, and a resume removes it. A given reason that contains the
+    separator is stored with a comma instead of the semicolon."""
+    if isinstance(given, str):
+        given = given.replace(BESIDE, BESIDE.replace(";", ",", 1))
     limits = limits_reason(why, paused)
     if pause is False:
         return limits if given is UNSET else given or limits

@@ -104,7 +104,10 @@ def _is_rule(rule: tuple[object, object]) -> bool:
 DEPLOY_WINDOW = 3600.0
 """Seconds for which a job with unfit arguments waits for a worker with other code."""
 _MISFIT = "the arguments do not fit, since "
-_SINCE = re.compile(rf"(?:{_MISFIT}|{UNKNOWN_KIND}.*, since )(\S{{10,40}}Z)", re.DOTALL)
+_FIRST = "; first refused at "
+_SINCE = re.compile(
+    rf"(?:{_MISFIT}|{UNKNOWN_KIND}.*, since |[^\n]*{_FIRST}(?=\S*\Z))(\S{{10,40}}Z)", re.DOTALL
+)
 MAX_UNKNOWN_DELAY = 10 * SECOND
 
 
@@ -139,6 +142,13 @@ def misfit(why: str, before: str | None, window: int, now: int) -> Refuse | Fail
     delay = min(max(2 * SECOND, (now - since) // 4), 60 * SECOND, since + window - now)
     until = f"waiting for a worker with the code that fits, until {when(since + window)}"
     return Refuse(delay, error=f"{_MISFIT}{when(since)}: {why}; {until}")
+
+
+def refused_again(text: str, before: str | None) -> str:
+    """The error of a refusal that counts for no deploy window, with the time of the first refusal in `before`
+    (the stored error of the job), so that this refusal does not restart the window."""
+    found = _SINCE.match(before or "")
+    return text if found is None else f"{text}{_FIRST}{found[1]}"
 
 
 def _first_refusal(before: str | None, now: int) -> int:

@@ -65,19 +65,13 @@ class JobsAppended(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobsClaimed(Event):
-    """This process claimed jobs; they have not started. `jobs` are the records of the ledger
-    (`towpath.commands.Job`), owner and fence included."""
+    """This process claimed jobs; they have not started. `JobStarted` has the kind, queue and attempt of
+    each."""
 
-    sentence = "claimed: {ids}"
+    sentence = "{owner} claimed: {ids}"
 
-    jobs: tuple[Any, ...]
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        return tuple(job.id for job in self.jobs)
-
-    def __str__(self) -> str:
-        return self.sentence.format(ids=self.ids)
+    ids: tuple[str, ...]
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -16,9 +16,8 @@ from msgspec.structs import replace
 
 from towpath.core import breaker as rules
 from towpath.core import checks
-from towpath.core.breaker import Breaker, Phase
-from towpath.core.breaker import Record as Record
-from towpath.core.breaker import breaker_status as breaker_status
+from towpath.core.breaker import Breaker, Phase, Record, breaker_status
+from towpath.core.breaker import BreakerStatus as BreakerStatus
 from towpath.core.commands import Settle
 from towpath.core.job import ClaimedJob, Done, Job, Outcome, Reason, Release, RetryOutcome
 from towpath.core.retry import Chance
@@ -32,7 +31,6 @@ from towpath.tasks.outcomes import Span
 from towpath.tasks.task import Registry, Task
 
 Tasks = Mapping[str, Task[..., Any]]
-All = list[Record]
 
 
 def breaker(which: str | Breaker, /) -> BreakerGuard:
@@ -83,7 +81,7 @@ class BreakerGuard:
     def _now(self) -> int:
         """The current time, but not before the claim of the job in the ledger's time: a local clock may be
         set back, the ledger's never goes back."""
-        return max(self._engine.clock.now(), self._job.job.started_at or 0)
+        return max(self._engine.clock.now(), self._job.record.started_at or 0)
 
     def _too_late(self, error: BaseException) -> bool:
         """True if the handler was stopped by its timeout: the called service did not respond."""
@@ -203,6 +201,9 @@ class _Report:
 # By hand
 
 
+All = list[BreakerStatus]
+
+
 class BreakerControls:
     """`app.breakers`: the breakers in the ledger: read them, open and close them by hand. An unknown name
     raises `InvalidInput`."""
@@ -211,8 +212,9 @@ class BreakerControls:
         self._engine = engine
 
     def list(self) -> All:
-        """All breakers, by name. `record.status.phase(now)` is the phase at a time."""
-        return self._engine.components.breakers.all()
+        """All breakers, by name."""
+        now = self._engine.clock.now()
+        return [breaker_status(record, now) for record in self._engine.components.breakers.all()]
 
     async def alist(self) -> All:
         return await asyncio.to_thread(self.list)
@@ -225,7 +227,7 @@ class BreakerControls:
     async def aphase(self, name: str) -> Phase:
         return await asyncio.to_thread(self.phase, name)
 
-    def open(self, name: str, why: str = "", for_: Span | None = None) -> Record:
+    def open(self, name: str, why: str = "", for_: Span | None = None) -> BreakerStatus:
         """Open a breaker by hand: for so many seconds, then it is half open; or until `close`."""
         checks.text("why", why, 500)
         now = self._engine.clock.now()
@@ -235,15 +237,15 @@ class BreakerControls:
             name, lambda old: replace(old, status=rules.opened(old.breaker, old.status, now, reason, until))
         )
 
-    async def aopen(self, name: str, why: str = "", for_: Span | None = None) -> Record:
+    async def aopen(self, name: str, why: str = "", for_: Span | None = None) -> BreakerStatus:
         return await asyncio.to_thread(self.open, name, why, for_)
 
-    def close(self, name: str) -> Record:
+    def close(self, name: str) -> BreakerStatus:
         """Close a breaker and reset its failures."""
         now = self._engine.clock.now()
         return self._edit(name, lambda old: replace(old, status=rules.closed(old.status, now, "by hand")))
 
-    async def aclose(self, name: str) -> Record:
+    async def aclose(self, name: str) -> BreakerStatus:
         return await asyncio.to_thread(self.close, name)
 
     def reset(self, name: str) -> None:
@@ -254,10 +256,10 @@ class BreakerControls:
     async def areset(self, name: str) -> None:
         await asyncio.to_thread(self.reset, name)
 
-    def _edit(self, name: str, change: Any) -> Record:
-        return self._known(
-            name, self._engine.components.breakers.edit(name, change, self._engine.clock.now())
-        )
+    def _edit(self, name: str, change: Callable[[Record], Record]) -> BreakerStatus:
+        now = self._engine.clock.now()
+        edited = self._known(name, self._engine.components.breakers.edit(name, change, now))
+        return breaker_status(edited, now)
 
     def _known(self, name: str, record: Record | None) -> Record:
         if record is None:

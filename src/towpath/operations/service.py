@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypedDict
 
 from msgspec.structs import replace
@@ -72,7 +73,7 @@ RELOADED = ("queues", "concurrency", "lease", "grace", "lanes")
 """The settings of a worker that a reload may change."""
 
 
-_OF_SERVICE = ("burst", "announce", "deploy_window")
+_OF_SERVICE = ("burst", "announce", "deploy_window", "process_setup")
 """Options that are not options of the worker."""
 
 
@@ -81,7 +82,8 @@ class RunOptions(TypedDict, total=False):
     seconds. `burst`: end when no job of its queues is running or could run now. `lanes` (by name, the
     preferred one first) replace `queues`. `deploy_window`: seconds for which a job with unfit arguments
     waits for a worker with other code. `announce` is called with a `Startup` when the worker has started;
-    without it one line is logged."""
+    without it one line is logged. `process_setup` (a function at the top level of a module) is called in
+    each process for tasks with `process=True`, after the import of the first task."""
 
     queues: tuple[str, ...] | None
     lanes: Mapping[str, Lane] | None
@@ -91,6 +93,7 @@ class RunOptions(TypedDict, total=False):
     deploy_window: float | None
     burst: bool
     announce: Callable[[Startup], None] | None
+    process_setup: Callable[[], object] | None
 
 
 class ActiveSettings:
@@ -188,7 +191,7 @@ class Service:
             self._engine,
             self._attempt,
             self._chosen,
-            serve,
+            partial(serve, setup=options.get("process_setup")),
             self._check_burst if self._burst else None,
             None if self._hooks is None else self._hooks.failures.report,
         )

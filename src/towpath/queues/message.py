@@ -26,6 +26,7 @@ from towpath.core import checks
 from towpath.core.checks import MAX_ERROR, SECOND, micros
 from towpath.core.commands import MAX_BULK, Append, Appended, Renew, Result, Settle, Settled
 from towpath.core.job import STATE_TTL, ClaimedJob, Job, Key, KeyPolicy, Reason, Spec, rank, state_key
+from towpath.core.views import JobStatus
 from towpath.errors import AlreadySettled, InvalidInput, LostClaim, TowpathError
 from towpath.escapes import get_logger
 from towpath.queues import receipts
@@ -199,7 +200,7 @@ class Queue(QueueGate):
             raise checks.without_key("on_conflict", conflict, "put(payload, key=..., on_conflict=...)")
         fields["priority"] = rank(fields.get("priority", "normal"), self._engine.priorities)
         parent = running.get()
-        fields = traced(fields) if parent is None else inherited(parent.job, fields)
+        fields = traced(fields) if parent is None else inherited(parent.record, fields)
         return Spec(queue=self.name, **fields)
 
 
@@ -226,44 +227,49 @@ class Message:
         self._hold()
 
     def __repr__(self) -> str:
-        return f"<message {self.id} of {self.job.queue}, attempt {self.attempt}>"
+        return f"<message {self.id} of {self.record.queue}, attempt {self.attempt}>"
 
     @property
-    def job(self) -> Job:
-        """The record of the job at the time of the claim."""
+    def job(self) -> JobStatus:
+        """The job of the message at the time of the claim. Made at each access."""
+        return codec.job_status(self.record, None)
+
+    @property
+    def record(self) -> Job:
+        """The record of the job at the time of the claim, as the ledger stores it."""
         return self._claim.job
 
     @property
     def id(self) -> str:
-        return self.job.id
+        return self.record.id
 
     @property
     def payload(self) -> bytes:
         """The stored bytes; `text()` and `json()` decode them."""
-        return self.job.payload
+        return self.record.payload
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return self.job.headers
+        return self.record.headers
 
     @property
     def content_type(self) -> str:
-        return self.job.content_type
+        return self.record.content_type
 
     @property
     def correlation_id(self) -> str | None:
-        return self.job.correlation_id
+        return self.record.correlation_id
 
     @property
     def attempt(self) -> int:
         """The number of this delivery, from 1."""
-        return self.job.attempts
+        return self.record.attempts
 
     @property
     def fence(self) -> int:
         """Grows with every delivery of this message. Pass it to systems that must refuse an older
         delivery."""
-        return self.job.fence
+        return self.record.fence
 
     @property
     def state(self) -> MessageState:

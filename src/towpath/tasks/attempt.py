@@ -266,12 +266,13 @@ def _finished(coroutine: Any) -> Any:
         return runner.run(coroutine)
 
 
-def serve(connection: Connection) -> None:
-    """The main function of a process: serve requests until the pipe is closed. SIGINT is ignored: the worker
-    receives it and ends its processes."""
+def serve(connection: Connection, setup: Callable[[], object] | None = None) -> None:
+    """The main function of a process: serve requests until the pipe is closed. `setup` is called after the
+    import of the first task. SIGINT is ignored: the worker receives it and ends its processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="towpath-parent", daemon=True).start()
     open_hooks: OpenHooks = {}
+    setups = [] if setup is None else [setup]
     while True:
         try:
             request = _requests.decode(connection.recv_bytes())
@@ -280,7 +281,7 @@ def serve(connection: Connection) -> None:
             )  # accepted: from now on the end of this process is a failure of the job
         except (EOFError, OSError):
             break
-        connection.send_bytes(msgspec.msgpack.encode(_answer(request, connection, open_hooks)))
+        connection.send_bytes(msgspec.msgpack.encode(_answer(request, connection, open_hooks, setups)))
     for hooks in open_hooks.values():
         hooks.close()
 
@@ -300,9 +301,17 @@ OpenHooks = dict[Registry, ThreadedHooks]
 """The open hooks of a process, by app."""
 
 
-def _answer(request: ProcessRequest, connection: Connection, open_hooks: OpenHooks) -> ProcessAnswer:
+def _answer(
+    request: ProcessRequest,
+    connection: Connection,
+    open_hooks: OpenHooks,
+    setups: list[Callable[[], object]],
+) -> ProcessAnswer:
     try:
         task = _find(request)
+        if setups:
+            setups[0]()
+            setups.clear()
     except Exception as error:
         return ProcessAnswer(
             FailOutcome(error=f"the process for {request.kind} cannot begin: {type(error).__name__}: {error}")

@@ -375,7 +375,10 @@ def waited_for(job: Job) -> list[After]:
         return [After(name.removeprefix("@"), group=name.startswith("@")) for name in names]
     if AFTER.encode() not in job.payload:
         return []
-    named = msgspec.json.decode(job.payload, type=_Waiting).after
+    try:
+        named = msgspec.json.decode(job.payload, type=_Waiting).after
+    except msgspec.MsgspecError:  # a message or a text that contains the name
+        return []
     return [After(each.group, group=True) if isinstance(each, _Group) else After(each) for each in named]
 
 
@@ -401,9 +404,9 @@ _AS_STORED = (
 )
 
 
-def job_status(job: Job, values: Values) -> JobStatus:
-    """The view of a record."""
-    codec = values.codec_of(job.kind) if job.kind else None
+def job_status(job: Job, values: Values | None) -> JobStatus:
+    """The view of a record. Without `values`, its arguments and result are plain JSON."""
+    codec = values.codec_of(job.kind) if values is not None and job.kind else None
     after = waited_for(job)
     fields: dict[str, Any] = {name: getattr(job, name) for name in _AS_STORED}
     fields |= {name: optional_utc(getattr(job, name)) for name in _TIMES}

@@ -16,11 +16,12 @@ from typing import Any, Protocol, TypeVar, overload
 
 from towpath.core.commands import Note, Progress, Progressed
 from towpath.core.job import STATE_TTL, ClaimedJob, Job, Reason, Spec, state_key
+from towpath.core.views import JobStatus
 from towpath.errors import InvalidInput, JobCanceled, JobFailed, LostClaim, NotInJob, Unsupported
 from towpath.runtime.commit.pending import Reply
 from towpath.runtime.notes import Document
 from towpath.tasks import new_jobs
-from towpath.tasks.codec import decode, decode_plain, encode, waited_for
+from towpath.tasks.codec import decode, decode_plain, encode, job_status, waited_for
 from towpath.tasks.handles import JobHandle, jobs_of, members, value_of
 from towpath.tasks.mistakes import no_call
 from towpath.tasks.new_jobs import running
@@ -125,7 +126,7 @@ class Running(Stoppable):
         "_token",
         "at",
         "engine",
-        "job",
+        "record",
         "task",
     )
 
@@ -137,7 +138,8 @@ class Running(Stoppable):
         span: AbstractContextManager[None] | None = None,
         poster: Poster | None = None,
     ) -> None:
-        self.job: Job = claim.job
+        self.record: Job = claim.job
+        """The record of the job at the time of the claim, as the ledger stores it."""
         self.task = task
         super().__init__(claim.job.cancel_requested)
         self._registry = registry
@@ -161,23 +163,41 @@ class Running(Stoppable):
         return self._registry.tasks
 
     @property
+    def job(self) -> JobStatus:
+        """The job at the time of the claim. Made at each access; `kind`, `queue`, `attempt` and the like cost
+        less."""
+        return job_status(self.record, self._registry)
+
+    @property
     def id(self) -> str:
-        return self.job.id
+        return self.record.id
+
+    @property
+    def kind(self) -> str:
+        return self.record.kind
+
+    @property
+    def queue(self) -> str:
+        return self.record.queue
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self.record.headers
 
     @property
     def attempt(self) -> int:
         """The number of this delivery, from 1."""
-        return self.job.attempts
+        return self.record.attempts
 
     @property
     def fence(self) -> int:
         """Grows with every delivery. Pass it to the systems that you write to, so that they can refuse an
         older delivery."""
-        return self.job.fence
+        return self.record.fence
 
     @property
     def correlation_id(self) -> str | None:
-        return self.job.correlation_id
+        return self.record.correlation_id
 
     @property
     def cursor(self) -> Any:
@@ -244,12 +264,12 @@ class Running(Stoppable):
 
     def outcome_extras(self) -> Extras | None:
         """The children, notes and function of the handler; None if there are none."""
-        if not (self._spawn or self._functions or self._state is not None or self.job.fence > 1):
+        if not (self._spawn or self._functions or self._state is not None or self.record.fence > 1):
             return None
         children = tuple((self._spawn or {}).values())
         notes = (
             (Note(key=state_key(self.id), value=None),)
-            if self._state is not None or self.job.fence > 1
+            if self._state is not None or self.record.fence > 1
             else ()
         )
         return children, notes, self._within()
@@ -300,7 +320,7 @@ class Running(Stoppable):
     def _awaited(self) -> list[Job]:
         """The jobs that this job waited for. A job that was refused for its key, or superseded, is
         represented by the job that replaced it."""
-        after = waited_for(self.job)
+        after = waited_for(self.record)
         ledger = self.engine.ledger
         names = {winner.id: winner.winner or winner.id for winner in ledger.winners(job=self.id)}
         jobs = iter(jobs_of(ledger, [names.get(each.id, each.id) for each in after if not each.group]))

@@ -185,7 +185,7 @@ def _inside(what: str, timeout: float | None, wait_inside: bool) -> Report | Non
     here = running.get()
     if here is None or (timeout is not None and not timeout):
         return None
-    job = here.job
+    job = here.record
     if not wait_inside:
         raise WaitInHandler(id=job.id, kind=job.kind, what=what)
     return lambda reason: log.warning(

@@ -167,7 +167,7 @@ def no_call(given: object, where: str, task: str = "") -> InvalidInput:
 
 def without_times(function: object, verb: str, example: str) -> InvalidInput:
     """The error of `@app.cron` and `@app.every` without parentheses."""
-    message = f"@app.{verb} needs to know when to run {_name_of(function)}: write {example}"
+    message = f"@app.{verb} needs the times at which {_name_of(function)} runs: write {example}"
     return InvalidInput(field=verb, value=function, expected="the times", message=message)
 
 

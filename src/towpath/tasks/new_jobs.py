@@ -64,7 +64,7 @@ _NONE: Mapping[str, str] = {}
 class CurrentJob(Protocol):
     """The job that runs in this context."""
 
-    job: Job
+    record: Job
 
 
 running: ContextVar[CurrentJob | None] = ContextVar("towpath_running", default=None)

@@ -34,7 +34,7 @@ from towpath.core.job import (
     another,
 )
 from towpath.core.limits import Bounds
-from towpath.core.retry import DEPLOY_WINDOW, Chance, misfit
+from towpath.core.retry import DEPLOY_WINDOW, Chance, misfit, refused_again
 from towpath.core.schedule import Schedule
 from towpath.errors import InvalidInput, shortened
 from towpath.observe.tracing import inject
@@ -330,7 +330,7 @@ class Task(Generic[P, R]):
         if terms.named:
             fields = {**fields, **names(terms, self.codec, arguments)}
         if (parent := running.get()) is not None:
-            fields = inherited(parent.job, fields)
+            fields = inherited(parent.record, fields)
         if "after" in fields:
             payload, fields = with_after(payload, fields)
         if "id" in fields or "headers" in fields:
@@ -468,7 +468,7 @@ def outcome_of(
     if isinstance(error, outcomes.Snooze):
         return SnoozeOutcome(micros(error.for_))
     if isinstance(error, outcomes.BreakerOpen):
-        return Refuse(micros(error.after), error=_clean(str(error)))
+        return Refuse(micros(error.after), error=refused_again(_clean(str(error)), job.error))
     if isinstance(error, outcomes.ArgumentsUnfit):
         registry = task.registry
         return misfit(_clean(str(error)), job.error, registry.deploy_window, registry.engine.clock.now())

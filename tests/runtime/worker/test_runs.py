@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from tests.support.waiting import WAIT
 from towpath.core.commands import Settle
 from towpath.core.job import Done, Reason, Release
-from towpath.runtime.worker.runs import HandlerRun, HandlerRuns
+from towpath.runtime.worker.runs import (
+    TICK,
+    BlockedLoop,
+    HandlerRun,
+    HandlerRuns,
+    LoopMonitor,
+    report_is_due,
+)
 
 
 class Attempt:
@@ -71,3 +80,34 @@ def test_a_run_that_lost_its_job_to_a_newer_claim_frees_its_slot(begun: bool) ->
         runs.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("first", [1.5, 1.9, 2.3])
+def test_a_blocked_loop_is_reported_at_each_doubling_and_at_the_limit(first: float) -> None:
+    reports, seconds = [0.0], first
+    while seconds < 200:
+        if report_is_due(seconds, reports[-1], 60.0):
+            reports.append(seconds)
+        seconds += TICK
+    assert [each for each in reports if 60 <= each < 60 + TICK]
+    assert len(reports) <= 9
+    assert not report_is_due(1.4, 0.0, 1.0)
+
+
+def test_the_monitor_reports_at_its_limit() -> None:
+    """The loop is blocked until the report arrives."""
+    reports: list[BlockedLoop] = []
+    over = threading.Event()
+
+    def blocked(report: BlockedLoop) -> None:
+        reports.append(report)
+        if report.seconds >= 2.2:
+            over.set()
+
+    async def main() -> None:
+        monitor = LoopMonitor(asyncio.get_running_loop(), blocked, 2.2)
+        assert over.wait(WAIT)
+        monitor.close()
+
+    asyncio.run(main())
+    assert (reports[0].again, reports[-1].task is None) == (False, False)

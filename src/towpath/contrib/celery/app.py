@@ -213,15 +213,15 @@ class CeleryTask:
         if takes:
             results = job.results()
             args = [results if takes == 2 else results[0], *args]
-        token = _request.set(Request(self, job.job, (args, kwargs)))
+        token = _request.set(Request(self, job.record, (args, kwargs)))
         try:
             value = self(*args, **kwargs)
         except (RetryJob, Fail, Snooze, Cancel):
             raise
         except Exception as error:
-            if self._retries(error, job.job.failures):
+            if self._retries(error, job.record.failures):
                 raise RetryJob(
-                    f"{type(error).__name__}: {error}", after=self._backoff(job.job.failures)
+                    f"{type(error).__name__}: {error}", after=self._backoff(job.record.failures)
                 ) from error
             raise Fail(f"{type(error).__name__}: {error}") from error
         finally:

@@ -75,7 +75,7 @@ class TaskRun:
         self._running = current()
         self._sender = sender
         self._clock = app.engine.clock
-        job = self._running.job
+        job = self._running.record
         history: Sequence[Any] = app.job(job.id).history() if has_history(job) else ()
         self._result: TaskResult = result_of(task, job, call, history)
         context = [TaskContext(task_result=self._result)] if task.takes_context else []
@@ -91,7 +91,7 @@ class TaskRun:
 
     def fail(self, error: BaseException) -> None:
         """Only the last failure finishes the task; after another one it waits for its next attempt."""
-        job = self._running.job
+        job = self._running.record
         last = isinstance(error, Cancel | Fail) or job.failures + 1 >= job.max_attempts
         if isinstance(error, _WAITS_AGAIN) or not last:
             return

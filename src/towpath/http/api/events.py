@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from towpath.events import KINDS, Bus, Event, JobsClaimed
+from towpath.events import KINDS, Bus, Event
 from towpath.http.access import Right
 from towpath.http.api.common import check_right, pattern_of
 from towpath.http.api.waiting import LongPolls
@@ -174,14 +174,9 @@ class EventBuffer:
 
 
 def _is_of(event: Event, queue: str) -> bool:
-    """Whether the event is about this queue. An event about several jobs is if all of them are of it."""
-    if isinstance(event, JobsClaimed):
-        return all(job.queue == queue for job in event.jobs)
+    """Whether the event is about this queue. A claim of several jobs is about no queue."""
     return getattr(event, "queue", None) == queue
 
 
 def _fields(event: Event) -> dict[str, Any]:
-    """The fields of an event. A claim has the ids and the owner of its jobs, not their payloads."""
-    if isinstance(event, JobsClaimed):
-        return {"ids": event.ids, "owners": sorted({job.owner for job in event.jobs if job.owner})}
     return {field.name: getattr(event, field.name) for field in fields(event)}

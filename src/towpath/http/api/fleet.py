@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from towpath.app import App
-from towpath.core.breaker import BreakerStatus, Record, breaker_status
+from towpath.core.breaker import BreakerStatus
 from towpath.core.fleet import LaneView
 from towpath.core.schedule import ScheduleStatus
 from towpath.http.access import Right
@@ -377,9 +377,9 @@ class FleetRoutes:
 
     async def list_breakers(self, exchange: Exchange) -> None:
         arguments = _page(exchange)
-        found = {each.breaker.name: each for each in await self._app.breakers.alist()}
+        found = {each.name: each for each in await self._app.breakers.alist()}
         page, cursor = page_of_names(list(found), arguments)
-        items = [self._status(found[name]) for name in page]
+        items = [found[name] for name in page]
         await exchange.answer(BreakerPage(breakers=items, next_cursor=cursor))
 
     async def open_breaker(self, exchange: Exchange) -> None:
@@ -389,14 +389,14 @@ class FleetRoutes:
         with known_names(*_NAMED):
             record = await self._app.breakers.aopen(name, opening.why, seconds)
         audit(exchange, "open", f"breaker {name}")
-        await exchange.answer(self._status(record))
+        await exchange.answer(record)
 
     async def close_breaker(self, exchange: Exchange) -> None:
         name = _named(exchange)
         with known_names(*_NAMED):
             record = await self._app.breakers.aclose(name)
         audit(exchange, "close", f"breaker {name}")
-        await exchange.answer(self._status(record))
+        await exchange.answer(record)
 
     async def reset_breaker(self, exchange: Exchange) -> None:
         name = _named(exchange)
@@ -404,9 +404,6 @@ class FleetRoutes:
             await self._app.breakers.areset(name)
         audit(exchange, "reset", f"breaker {name}")
         await exchange.answer(Removed(name=name, removed=True))
-
-    def _status(self, record: Record) -> BreakerStatus:
-        return breaker_status(record, self._context.engine.clock.now())
 
 
 def _page(exchange: Exchange) -> PageArguments:

@@ -239,8 +239,12 @@ def _attempt(job: Job) -> str:
 
 
 def _extra(name: str, job: Job) -> dict[str, Any]:
+    return {"event": f"job_{name}", **job_fields(job)}
+
+
+def job_fields(job: Job) -> dict[str, Any]:
+    """The job as attributes of a log record."""
     return {
-        "event": f"job_{name}",
         "job_id": job.id,
         "kind": escape(job.kind),
         "queue": escape(job.queue),

@@ -21,6 +21,7 @@ from towpath.core.fleet import LaneView, LimitView
 from towpath.core.job import SUSPECT, ClaimedJob, Outcome, Refuse, Release
 from towpath.core.lanes import AGEING_STEPS, Lane, Shares, bounds_of, lane_queues, limit_of, shown
 from towpath.core.limits import Limiter, LimiterStart
+from towpath.core.retry import refused_again
 from towpath.errors import LedgerClosed, TowpathError
 from towpath.events import LimitChanged
 from towpath.runtime.commit.pending import Reply
@@ -385,8 +386,8 @@ class LaneBuffer:
             limiter = self._limiters[name := self._needs[claim.job.kind]]
             if limiter.room(now) <= 0:
                 self.find(claim.id)
-                delay = max(SECOND, limiter.until - now)
-                found.append((claim, Refuse(delay, error=f"resource {name} has no room now")))
+                error = refused_again(f"resource {name} has no room now", claim.job.error)
+                found.append((claim, Refuse(max(SECOND, limiter.until - now), error=error)))
         return found
 
     def ask(self, free: int, kick: bool) -> None:

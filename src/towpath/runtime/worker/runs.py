@@ -249,13 +249,22 @@ def _named(possible: Sequence[Job]) -> str:
     return names if len(possible) == 1 else f"one of {names}{more}"
 
 
-class LoopMonitor:
-    """Calls `blocked` from its own thread when the loop is blocked, and each time that duration has
-    doubled."""
+def report_is_due(seconds: float, reported: float, limit: float) -> bool:
+    """Is a report due after so many seconds of a blocked loop? `reported`: the seconds of the last report, 0
+    before the first."""
+    return seconds >= TICK + BLOCKED and (seconds >= 2 * reported or reported < limit <= seconds)
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, blocked: Callable[[BlockedLoop], None]) -> None:
+
+class LoopMonitor:
+    """Calls `blocked` from its own thread when the loop is blocked, each time that duration has doubled, and
+    after `limit` seconds."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, blocked: Callable[[BlockedLoop], None], limit: float
+    ) -> None:
         self._loop = loop
         self._blocked = blocked
+        self._limit = limit
         self._thread_id = threading.get_ident()
         self._last = time.monotonic()
         self._closed = threading.Event()
@@ -273,7 +282,7 @@ class LoopMonitor:
             seconds = time.monotonic() - self._last
             if seconds < TICK + BLOCKED:
                 reported = 0.0
-            elif seconds >= 2 * reported:
+            elif report_is_due(seconds, reported, self._limit):
                 self._blocked(
                     BlockedLoop(seconds, asyncio.current_task(self._loop), self._stack(), again=reported > 0)
                 )

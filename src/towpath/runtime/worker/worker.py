@@ -105,7 +105,7 @@ class Worker:
         self._started = True
         self._runs.grace = self._options.grace
         self._runs.open(self._options.concurrency)
-        monitor = LoopMonitor(self._loop, self._loop_blocked)
+        monitor = LoopMonitor(self._loop, self._loop_blocked, MAX_BLOCKED)
         before = sys.getswitchinterval()
         sys.setswitchinterval(min(before, SWITCH_INTERVAL))
         self._log.open(self._loop)
@@ -222,7 +222,8 @@ class Worker:
 
     def _accept(self, buffer: ClaimBuffer, claims: list[ClaimedJob]) -> None:
         if self._engine.bus.wants(JobsClaimed):
-            self._engine.bus.publish(JobsClaimed(tuple([claim.job for claim in claims])))
+            ids = tuple([claim.id for claim in claims])
+            self._engine.bus.publish(JobsClaimed(ids, self._engine.owner))
         self._engine.leases.hold(claims, self._lease, self._lost, self._stop_requested)
         buffer.add(claims, self._engine.committer.batch_seconds)
         if self._stopping or self._paused or buffer is not self.buffer:

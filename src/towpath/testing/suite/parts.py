@@ -41,6 +41,19 @@ class PartSuite(Suite):
         harness.set_queue(paused=False, why=None)
         assert harness.ledger.queues()["q"].why == "two lines"
 
+    def test_a_reason_may_contain_the_separator_of_reasons(self, harness: Harness) -> None:
+        for given in ("a; limits: b", "; limits: ", "a; limits: b; limits: c"):
+            stored = given.replace("; limits: ", ", limits: ")
+            harness.set_part("a", paused=True, why=given)
+            assert harness.part("a").why == stored
+            harness.set_part("a", paused=False, why=None)
+            assert harness.part("a").why is None, "the pause is over, and so is its reason"
+        harness.set_queue(cap=2, why="x; limits: y")
+        harness.set_queue(paused=True, why="p; limits: q")
+        assert harness.ledger.queues()["q"].why == "p, limits: q; limits: x, limits: y"
+        harness.set_queue(paused=False, why=None)
+        assert harness.ledger.queues()["q"].why == "x, limits: y"
+
     def test_no_row_before_the_first_ready_job(self, harness: Harness) -> None:
         harness.add("a", part="a", delay=SECOND)
         assert harness.ledger.parts("q") == {}
