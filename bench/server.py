@@ -143,6 +143,7 @@ async def subscribe(port: int, count: int) -> float:
     connection. The queue is filled before."""
     await repeated(port, CLIENTS, count, ENQUEUE)
     waiting: list[bytes] = []
+    sent: list[bytes] = []
     acked, tail, is_idle = 0, b"", True
     done = asyncio.get_running_loop().create_future()
 
@@ -152,8 +153,6 @@ async def subscribe(port: int, count: int) -> float:
         del waiting[:PAGE]
         is_idle = not sent
         return request("/v1/queue/ackMany", b'{"receipts":[%b]}' % b",".join(sent)) if sent else None
-
-    sent: list[bytes] = []
 
     def was_acked(head: bytes, body: bytes) -> bytes | None:
         nonlocal acked
@@ -287,8 +286,8 @@ def bench_durable(report: Report, sizes: Sizes, folder: Path) -> None:
         found = Alternating(
             sizes.rounds,
             {
-                name: lambda port=server.port: run(repeated(port, DURABLE_CLIENTS, sizes.requests, ENQUEUE))
-                for name, server in (("durable", durable), ("memory", memory))
+                "durable": lambda: run(repeated(durable.port, DURABLE_CLIENTS, sizes.requests, ENQUEUE)),
+                "memory": lambda: run(repeated(memory.port, DURABLE_CLIENTS, sizes.requests, ENQUEUE)),
             },
             sizes.durable_budget,
         )
