@@ -74,6 +74,11 @@ class ServerContext:
         while len(held) > MAX_HELD:
             del held[next(iter(held))]
 
+    def returned(self, claims: list[ClaimedJob]) -> None:
+        """Remove the claims from the cache: they were given back."""
+        for claim in claims:
+            self.held.pop(claim.job.id, None)
+
     def holds_messages(self) -> bool:
         """Whether a client holds a message of this server."""
         now = self.engine.clock.now()
