@@ -60,6 +60,7 @@ class HttpServer:
         with contextlib.ExitStack() as stack:
             stack.callback(self._remove_socket)
             context = ServerContext(self._app.engine, self.options)
+            stack.callback(context.close)
             health = HealthRoutes(self._app, context)
             stack.callback(health.close)
             self._app.engine.start_caretaker()
