@@ -29,7 +29,8 @@ MAX_HEAD = 64 * 1024
 """Bytes of a request line with its headers."""
 MAX_AHEAD = 64 * 1024
 """Bytes of further requests that a client may send before the answer to the current one."""
-MAX_CONNECTIONS = 10_000
+MAX_CONNECTIONS, OWN_FILES = 10_000, 1_000
+"""Connections of clients, and files of the ledger and the process besides."""
 REQUEST_SECONDS = 30.0
 """A client has so long to send the head of a request, and so long between two pieces of its body."""
 IDLE_SECONDS = 120
@@ -59,6 +60,7 @@ class HttpServer:
         the drain."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._remove_socket)
+            allow_files(MAX_CONNECTIONS + OWN_FILES)
             context = ServerContext(self._app.engine, self.options)
             stack.callback(context.close)
             health = HealthRoutes(self._app, context)
@@ -90,6 +92,17 @@ class HttpServer:
         self._socket.close()
         if self.address.startswith("unix://"):
             Path(self.address.removeprefix("unix://")).unlink(missing_ok=True)
+
+
+def allow_files(count: int) -> None:
+    """Raise the limit of open files to this, as far as the system allows: its usual default is 1024."""
+    with contextlib.suppress(ImportError):  # Windows has no such limit
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != resource.RLIM_INFINITY and soft < count:
+            allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
 
 
 class DrainingServer(uvicorn.Server):
