@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,12 +20,16 @@ BROKEN = (ConnectionError, asyncio.IncompleteReadError)
 
 
 class ServerProcess:
-    """A running `towpath serve`."""
+    """A `towpath serve`. The first use of `address` waits until it listens."""
 
     def __init__(self, watched: WatchedProcess) -> None:
         self.watched = watched
         self.pid = watched.process.pid
-        self.address: str = json.loads(watched.until('"address"'))["address"]
+
+    @cached_property
+    def address(self) -> str:
+        found: str = json.loads(self.watched.until('"address"'))["address"]
+        return found
 
     def files(self) -> int:
         """Open file descriptors."""
