@@ -15,7 +15,7 @@ PG_BINDIRS ?= $(wildcard /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /opt/homebre
 SCRATCH ?= $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'END { print ($$4 > 4000000) }')" = 1 ] && echo /dev/shm || echo $${TMPDIR:-/tmp})
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-churn bench-flow bench-recovery rivals docs soak-memory soak-sqlite soak-postgres test-postgres-versions fuzz chaos reference clean
+.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-churn bench-flow bench-recovery bench-server rivals docs soak-memory soak-sqlite soak-postgres test-postgres-versions fuzz chaos reference clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -61,6 +61,9 @@ bench-flow: $(VENV)/.package ## what flow control costs and keeps (bench/flow.py
 
 bench-recovery: $(VENV)/.bench ## how soon the jobs of a killed worker run again, on SQLite and PostgreSQL
 	$(BIN)/python bench/recovery.py
+
+bench-server: $(VENV)/.dev ## how fast the HTTP server is here, beside a bare route on the same stack
+	$(BIN)/python bench/server.py --quick
 
 rivals: $(VENV)/.rivals ## jobs per second beside huey, FlexiQ, DBOS, pgqueuer and Awa, in one run (some minutes)
 	$(BIN)/python bench/rivals.py

@@ -32,7 +32,7 @@ from towpath.tasks.active_hooks import CLOSE_SECONDS
 FILES = ROOT / "examples" / "deploy"
 PAGES = ROOT / "docs" / "deploy"
 SHOP = ROOT / "examples" / "shop"
-COMPOSE = ("compose.yaml", "compose-sqlite.yaml")
+COMPOSE = ("compose.yaml", "compose-sqlite.yaml", "compose-server.yaml")
 AFTER_GRACE = CLEANUP + 2 * CLOSE_SECONDS
 """Seconds that a worker may need after its grace time: for handlers that were requested to stop, hooks of
 failures, and lifespans."""
@@ -93,7 +93,7 @@ WORKERS = {name: each for name, each in COMMANDS.items() if each[0] == "worker"}
 
 def test_every_command_is_accepted() -> None:
     found = {name: parsed(arguments).command_path for name, arguments in COMMANDS.items()}
-    assert set(found.values()) == {"towpath worker", "towpath ledger migrate"}
+    assert set(found.values()) == {"towpath worker", "towpath ledger migrate", "towpath serve"}
     assert {name: parsed(each).params["target"] for name, each in WORKERS.items()} == dict.fromkeys(
         WORKERS, "shop.app:app"
     )

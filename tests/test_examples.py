@@ -52,6 +52,13 @@ OUTPUT = {
         "total: 42",
     ],
     "fastapi_app.py": ["202 ['id']", "attempt 1 at convert", "{'result': 235.0}", "404", "client closed"],
+    "fastapi_mount.py": [
+        "{'result': 'cat-small.webp'}",
+        "orders has a message of 4 bytes",
+        "received b'lamp'",
+        "ready: 200",
+    ],
+    "litestar_mount.py": ["{'result': 'hello ada'}", "orders has a message of 4 bytes", "head: True"],
     "cron_in_tests.py": ["a month of cron_in_tests.nightly, cron_in_tests.sweep has passed"],
 }
 

@@ -98,7 +98,12 @@ def test_clients_that_leave_in_the_middle(local: Remote, head: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"GET /healthz HTTP/1.1\r\n", b"POST /v1/acquire HTTP/1.1\r\nContent-Length: 9\r\n\r\n1"]
+    "data",
+    [
+        b"",
+        b"GET /healthz HTTP/1.1\r\n",
+        b"POST /v1/acquire HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1",
+    ],
 )
 def test_clients_that_are_too_slow(local: Remote, monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     monkeypatch.setattr(server, "REQUEST_SECONDS", 0.05)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
+from tests.support.waiting import until
 from tests.support.wire import Remote, lose_leases, receipt, serving
 from towpath import App
+from towpath.runtime.claims import dispatcher
 from towpath.testing import ManualClock
 
 
@@ -224,3 +228,24 @@ def test_another_server_takes_the_receipt() -> None:
         # The first server still remembers the delivery, and the ledger repeats the outcome of the claim.
         assert one.call("queue/ack", **receipt(second)).status == 200
         assert one.call("queue/ack", **receipt(second)).error == "not_found"
+
+
+def test_a_nack_reaches_a_waiter_at_once_beside_many_waited_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With so many queues a batch does not claim for all of them, and the pass over all is far away."""
+    monkeypatch.setattr(dispatcher, "PASS_INTERVAL", 3600.0)
+    monkeypatch.setattr(dispatcher, "MAX_PASS_PAUSE", 3600.0)
+    monkeypatch.setattr(dispatcher, "PASS_SHARE", 10**9)
+    with App("memory://") as app, serving(app, max_consumers=1000) as remote, ExitStack() as stack:
+        for number in range(dispatcher.ALL_LINES + 10):
+            other = stack.enter_context(remote.connect())
+            other.request("/v1/queue/dequeue", json.dumps({"queue": f"q{number}", "owner": "a"}).encode())
+        until(lambda: app.engine.dispatcher.waiting == dispatcher.ALL_LINES + 10)
+        remote.enqueue("q0", b"taken")
+        remote.enqueue("a", b"x")
+        message = remote.take("a")
+        wire = stack.enter_context(remote.connect())
+        wire.request("/v1/queue/dequeue", b'{"queue":"a","owner":"b"}')
+        until(lambda: remote.call("queue/stats", queue="a").json["waiting_consumers"] == 1)
+        assert remote.call("queue/nack", **receipt(message)).status == 200
+        [(again, payload)] = wire.answer().messages()
+        assert (again["attempts"], payload) == (2, b"x")

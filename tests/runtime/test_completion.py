@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -49,19 +49,50 @@ def finish(ledger: Ledger, ids: Sequence[str]) -> None:
     ledger.apply([Settle(claim.id, claim.fence, Done()) for claim in claimed.claims])
 
 
+def watching_threads() -> int:
+    return sum(thread.name == "towpath-watch" for thread in threading.enumerate())
+
+
+def test_no_wait_reads_on_the_event_loop() -> None:
+    """Also not for the reason of a timeout."""
+    with App("memory://") as app:
+        ledger, readers = app.ledger, set[int]()
+        app.queue("q").put(1, id="a")
+
+        class Spied:
+            def __getattr__(self, name: str) -> Any:
+                readers.add(threading.get_ident())
+                return getattr(ledger, name)
+
+        watch = CompletionWatcher(cast(Ledger, Spied()))
+
+        async def main() -> None:
+            with pytest.raises(TimeoutError, match="ready, first in queue q"):
+                await watch.ajob("a", timeout=0)
+            waiting = asyncio.create_task(watch.ajob("a"))
+            await auntil(lambda: watch._waiting)
+            await asyncio.to_thread(finish, ledger, ["a"])
+            assert (await waiting).state is State.DONE
+            assert readers
+            assert threading.get_ident() not in readers
+
+        asyncio.run(main())
+        watch.close()
+
+
 def test_thousands_of_waiters_cost_one_thread_and_no_reads_while_nothing_happens() -> None:
     counted = Counted(MemoryLedger(ManualClock()))
     watch = CompletionWatcher(counted)
     ids = [f"j{n}" for n in range(MANY)]
     counted.apply([Append(tuple([Spec(id=id, queue="q") for id in ids]))])
-    before = threading.active_count()
+    before = watching_threads()
 
     async def main() -> None:
         jobs = [asyncio.create_task(watch.ajob(id)) for id in ids]
         seen = counted.version()
         commits = [asyncio.create_task(watch.changed(seen)) for _ in range(MANY)]
         await auntil(lambda: len(watch._waiting) == MANY and sum(map(len, watch._versions.values())) == MANY)
-        assert threading.active_count() == before + 1
+        assert watching_threads() == before + 1
         # Until the thread has read for the last of them.
         await auntil(lambda: counted.sleeps)
         reads, sleeps = counted.reads, counted.sleeps
@@ -72,7 +103,7 @@ def test_thousands_of_waiters_cost_one_thread_and_no_reads_while_nothing_happens
         assert {job.state for job in await asyncio.gather(*jobs)} == {State.DONE}
         assert seen not in await asyncio.gather(*commits)
         assert counted.reads <= reads + 4
-        assert threading.active_count() <= before + 2, "the thread that finished the jobs"
+        assert watching_threads() == before + 1
 
     asyncio.run(main())
     watch.close()

@@ -109,7 +109,7 @@ class Consumer:
         self.give_back(self._take())
 
     def give_back(self, claims: Sequence[ClaimedJob]) -> None:
-        release(self._consumers.committer, claims)
+        release(self._consumers.committer, claims, lambda _: self._consumers.dispatcher.returned(self.queue))
 
     def _take(self) -> list[ClaimedJob]:
         taken, self._claims = self._claims, []

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 import msgspec
@@ -24,6 +26,9 @@ T = TypeVar("T")
 
 MAX_HELD = 100_000
 """Messages that a server remembers. The receipt of any other message costs a read of the ledger."""
+
+READERS = 8
+"""Threads that read from the ledger for requests."""
 
 
 class HeldMessage(msgspec.Struct, frozen=True, gc=False):
@@ -54,6 +59,7 @@ class ServerContext:
         self.consumers = Consumers(engine, options.max_consumers)
         self.held: dict[str, HeldMessage] = {}
         """The delivered messages by id: a cache, oldest first."""
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="towpath-http-read")
         self.draining = False
         self.drained = asyncio.Event()
         """Set when the drain begins, on the event loop."""
@@ -66,7 +72,12 @@ class ServerContext:
 
     async def read(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A read of the ledger, off the event loop."""
-        return await asyncio.to_thread(function, *args, **kwargs)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, partial(function, *args, **kwargs))
+
+    def close(self) -> None:
+        """Reads that have begun end by themselves."""
+        self._readers.shutdown(wait=False)
 
     def queue(self, namespace: str, queue: str) -> QueueName:
         return queue_name(namespace or self.options.default_namespace, queue)
@@ -78,6 +89,11 @@ class ServerContext:
             held[claim.job.id] = HeldMessage.of(claim.job, stateful)
         while len(held) > MAX_HELD:
             del held[next(iter(held))]
+
+    def returned(self, claims: list[ClaimedJob]) -> None:
+        """Remove the claims from the cache: they were given back."""
+        for claim in claims:
+            self.held.pop(claim.job.id, None)
 
     def holds_messages(self) -> bool:
         """Whether a client holds a message of this server."""

@@ -102,9 +102,14 @@ class DeliveryRoutes:
                     claim.job.payload,
                     writer.after_payload(),
                 )
-            await exchange.write(b"".join(pieces))
-            if gone.done():
+            try:
+                await exchange.write(b"".join(pieces))
+                broken = gone.done()
+            except Disconnected:
+                broken = True
+            if broken:
                 # The connection broke while these messages were written.
+                self._context.returned(claims)
                 consumer.give_back(claims)
                 raise Disconnected
             consumer.more(len(claims))

@@ -46,6 +46,8 @@ class ReceiptRoutes:
         delay, error, defer = _nack_options(request)
         held = await self._held(exchange, request, with_etag=True)
         await self._settle(held, request, receipts.nack(Receipt(held.id, held.fence), delay, error, defer))
+        if not delay:
+            self._engine.dispatcher.returned(held.queue)
         answer = NackResponse(
             requeued=True,
             meta_etag=lease_ids(held.id, held.fence).state_lease,

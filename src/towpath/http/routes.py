@@ -21,6 +21,7 @@ from towpath.http.health import HealthRoutes
 from towpath.http.ledger_routes import ledger_routes
 from towpath.http.lockd import lockd_routes
 from towpath.http.openapi import DocumentRoute
+from towpath.http.paths import Application, canonical_only
 from towpath.http.problems import Disconnected, Problem, problem_of, unexpected
 from towpath.http.table import Route, by_path, next_step
 
@@ -35,13 +36,13 @@ def route_table(context: ServerContext, health: HealthRoutes, app: App) -> tuple
     return (*routes, DocumentRoute(routes).route)
 
 
-def application(context: ServerContext, health: HealthRoutes, app: App) -> Litestar:
+def application(context: ServerContext, health: HealthRoutes, app: App) -> Application:
     """The routes as an ASGI application. A handler writes its response itself, because the protocol fixes
     every header and byte."""
     paths = by_path(route_table(context, health, app))
     trees = [PathTree(prefix, paths) for prefix in sorted({_static(path) for path in paths if "{" in path})]
     plain = [path for path in paths if not any(tree.covers(path) for tree in trees)]
-    return Litestar(
+    litestar = Litestar(
         [
             *[_endpoint(path, _only(paths[path]), context) for path in plain],
             *[_endpoint(tree.prefix, tree.find, context, is_mount=True) for tree in trees],
@@ -50,6 +51,7 @@ def application(context: ServerContext, health: HealthRoutes, app: App) -> Lites
         openapi_config=None,
         logging_config=None,
     )
+    return canonical_only(litestar, [tree.prefix for tree in trees])
 
 
 def _static(path: str) -> str:

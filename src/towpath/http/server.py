@@ -12,7 +12,8 @@ from types import FrameType
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from towpath.app import App
 from towpath.escapes import get_logger
@@ -29,6 +30,10 @@ log = get_logger("towpath.http")
 
 MAX_HEAD = 64 * 1024
 """Bytes of a request line with its headers."""
+MAX_AHEAD = 64 * 1024
+"""Bytes of further requests that a client may send before the answer to the current one."""
+OWN_FILES = 1_000
+"""Open files of the ledger and the process, besides the connections of clients."""
 HANDSHAKE_SECONDS = 10.0
 """A client has so long for the TLS handshake."""
 REQUEST_SECONDS = 30.0
@@ -66,7 +71,9 @@ class HttpServer:
         the drain."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._remove_socket)
+            allow_files(self.options.max_connections + OWN_FILES)
             context = ServerContext(self._app.engine, self.options, self._tls)
+            stack.callback(context.close)
             health = HealthRoutes(self._app, context)
             stack.callback(health.close)
             self._app.engine.start_caretaker()
@@ -107,6 +114,17 @@ class ServerConfig(uvicorn.Config):
 
     options: ServerOptions
     peers: PeerConnections
+
+
+def allow_files(count: int) -> None:
+    """Raise the limit of open files to this, as far as the system allows: its usual default is 1024."""
+    with contextlib.suppress(ImportError):  # Windows has no such limit
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != resource.RLIM_INFINITY and soft < count:
+            allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
 
 
 class DrainingServer(uvicorn.Server):
@@ -211,6 +229,12 @@ class LimitedProtocol(HttpToolsProtocol):
     _write_check: asyncio.TimerHandle | None = None
     _certificate: ClientCertificate | None = None
     _peer = LOCAL
+    _running: RequestResponseCycle | None = None
+    """The request whose handler runs, or the last one. `cycle` of the base class is the last request that was
+    read: another one if the client does not wait for answers."""
+    _ahead = 0
+    """Bytes received since a request waits for the end of another one."""
+    _fault = "this is not a valid HTTP request"
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -227,6 +251,7 @@ class LimitedProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self.config.peers.closed(self._peer)
+        self._end_running()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -243,6 +268,9 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._refused:
             return
         super().data_received(data)
+        self._ahead = self._ahead + len(data) if self.pipeline else 0
+        if self._ahead > MAX_AHEAD:
+            self.transport.abort()
         if self._in_head and not self._refused:
             self._unparsed += len(data)
             if self._unparsed > MAX_HEAD:
@@ -267,7 +295,38 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._owed = self.loop.time()
+        self._check_framing()
         super().on_headers_complete()
+        if self.pipeline:
+            # The base class pauses reading, so the end of the connection would not be noticed.
+            self.flow.resume_reading()
+
+    def _check_framing(self) -> None:
+        """Refuse the requests whose end a proxy may see at another place than this server."""
+        version = self.parser.get_http_version()
+        hosts = [value for name, value in self.headers if name == b"host"]
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if version not in ("1.0", "1.1"):
+            self._fault = "the HTTP version must be 1.1 or 1.0"
+        elif len(hosts) > 1 or (version == "1.1" and not hosts):
+            self._fault = "the request must have one header Host"
+        elif codings not in ([], [b"chunked"]) or (codings and version == "1.0"):
+            self._fault = "the only transfer coding is chunked, with HTTP/1.1"
+        elif self.parser.should_upgrade():
+            self._fault = "the server speaks HTTP/1.1 only: leave out the header Upgrade"
+        else:
+            return
+        raise httptools.HttpParserError(self._fault)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _end_running(self) -> None:
+        """End the running request as if its client had left. The base class ends the last one only."""
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
 
     def on_body(self, body: bytes) -> None:
         self._owed = self.loop.time()
@@ -283,10 +342,17 @@ class LimitedProtocol(HttpToolsProtocol):
             detail = f"the request line and the headers have more than {MAX_HEAD} bytes"
             self._refuse("431 Request Header Fields Too Large", "headers_too_large", detail)
         else:
-            self._refuse("400 Bad Request", "invalid_request", "this is not a valid HTTP request")
+            self._refuse("400 Bad Request", "invalid_request", self._fault)
 
     def _refuse(self, status: str, code: str, detail: str) -> None:
         self._refused = True
+        running = self._running
+        if running is not None and not running.response_complete:
+            if running.response_started or not running.more_body:
+                # The fault is in a later request; this answer would be taken for that of the running one.
+                self.transport.close()
+                return
+            self._end_running()
         body = f'{{"error":"{code}","detail":"{detail}"}}\n'
         self.transport.write(
             f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"

@@ -171,20 +171,22 @@ class CompletionWatcher:
                     raise waiting.error
 
     async def _suspend(self, id: str, group: bool, read: Callable[[], T | None], limit: WaitLimit) -> T:
-        if (found := read()) is not None:
+        """`_block` for a coroutine. Reads run in a thread: a ledger that answers slowly must not block the
+        event loop."""
+        if (found := await asyncio.to_thread(read)) is not None:
             return found
         loop = asyncio.get_running_loop()
         while True:
             woken: asyncio.Future[None] = loop.create_future()
             ready = partial(_resolve, loop, (woken,), None)
             with self._registered(CompletionWaiter(id, group, ready)) as waiting:
-                if (found := read()) is not None:
+                if (found := await asyncio.to_thread(read)) is not None:
                     return found
                 try:
                     async with asyncio.timeout(limit.left()):
                         await woken
                 except TimeoutError:
-                    limit.end(lambda: self._reason(id, group))
+                    await asyncio.to_thread(limit.end, lambda: self._reason(id, group))
                 if waiting.error is not None:
                     raise waiting.error
 

@@ -20,7 +20,7 @@ from towpath.core.commands import Claim as ClaimCommand
 from towpath.core.job import SUSPECT, ClaimedJob, Job, Release
 from towpath.errors import LedgerClosed, TowpathError
 from towpath.runtime.commit.committer import Committer
-from towpath.runtime.commit.pending import ignore
+from towpath.runtime.commit.pending import Replied, ignore
 
 ALL_LINES: Final = 64
 """With at most this many lines every batch claims for all of them. With more, a batch claims for the queues
@@ -217,6 +217,14 @@ class Dispatcher:
                 last = not self._waiters
             if last:
                 self._committer.drop_demand(self)
+
+    def returned(self, queue: str) -> None:
+        """A job of the queue is ready again. With few lines, the batch that did it has claimed for all."""
+        with self._lock:
+            if (line := self._lines.get(queue)) is None or len(self._rotating) <= ALL_LINES:
+                return
+            self._make_due(line)
+        self._committer.kick()
 
     def close(self) -> None:
         """No claim arrives any more: every waiter without a `demand` gets `LedgerClosed`."""
@@ -484,8 +492,9 @@ class Dispatcher:
             line.waiters[waiter] = None
 
 
-def release(committer: Committer, claims: Sequence[ClaimedJob]) -> None:
-    """Release claims as if they had never been claimed. If that fails, their leases expire."""
+def release(committer: Committer, claims: Sequence[ClaimedJob], call: Replied = ignore) -> None:
+    """Release claims as if they had never been claimed; `call` is that of `Committer.post`. If it fails, the
+    leases expire."""
     if claims:
         with contextlib.suppress(LedgerClosed):
-            committer.post([Settle(claim.id, claim.fence, Release()) for claim in claims], ignore)
+            committer.post([Settle(claim.id, claim.fence, Release()) for claim in claims], call)

@@ -16,6 +16,8 @@ from towpath.ledger import Answer
 
 Reply = Answer | TowpathError
 """The reply to a command: a result, a refusal, or the error that the whole batch failed with."""
+Replied = Callable[[Sequence[Reply]], None]
+"""Called with the replies to posted commands, in the committing thread. Must be quick and must not raise."""
 
 T = TypeVar("T")
 
@@ -136,14 +138,12 @@ class GatheredCalls(threading.local):
 
 
 class PendingPost(Pending):
-    """Commands with a function that is called with their replies, in the committing thread. The function
-    must be quick and must not raise. `sender` is set for the settles of a worker."""
+    """Commands with a function that is called with their replies. `sender` is set for the settles of a
+    worker."""
 
     __slots__ = ("call", "sender")
 
-    def __init__(
-        self, commands: Sequence[Command], call: Callable[[Sequence[Reply]], None], retried: bool = True
-    ) -> None:
+    def __init__(self, commands: Sequence[Command], call: Replied, retried: bool = True) -> None:
         super().__init__(commands, retried)
         self.call = call
         self.sender: object = None
