@@ -29,8 +29,8 @@ def _store(url: str) -> Iterator[Store]:
         raise InvalidInput(
             field="url",
             value=without_password(url),
-            expected="sqlite:///file.db or postgresql://user@host/database; maintain the ledger of a server "
-            "by the URL that `towpath serve` opens",
+            expected="sqlite:///file.db or postgresql://user@host/database; for the ledger of a server, give "
+            "the URL that `towpath serve` opens",
         )
     store = _open_sqlite(url) if scheme == "sqlite" else _open_postgres(url)
     try:
