@@ -38,12 +38,17 @@ ARGUMENTS: dict[str, list[str]] = {
     "bench": ["--seconds", "0.1", "--dir", "."],
     "completion": ["bash"],
     "schedules set": ["nightly", "--cron", "30 2 * * *"],
+    "auth token new": ["billing", "--right", "produce"],
+    "auth new ca": ["--out", "ca.pem"],
 }
 """Arguments by command; a command that is not here needs none, or is one of `NAMED`."""
 NAMED = ("workers", "lanes", "groups", "breakers", "schedules")
 """Groups of commands about things that this ledger does not have: exit code 3 with an error as JSON."""
-ELSEWHERE = {"demo", "dev", "jobs debug", "serve"}
-"""`demo`, `jobs debug` and `serve` have tests of their own for their JSON; `dev` runs until a signal."""
+ELSEWHERE = {"demo", "dev", "jobs debug", "serve"} | {
+    f"auth {name}" for name in ("token revoke", "new server", "new client", "revoke", "inspect")
+}
+"""`demo`, `jobs debug`, `serve` and `auth` have tests of their own for their JSON; `dev` runs until a
+signal."""
 
 
 @pytest.fixture

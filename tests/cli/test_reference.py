@@ -44,6 +44,7 @@ def test_every_command_has_a_section_and_no_section_is_left_over() -> None:
 def test_examples_parse(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("arguments.json").write_text("{}")
+    Path("serve.toml").write_text("")
     directory = re.search(r"--dir (\S+)", example)
     parsed(example if directory is None else example.replace(directory[1], str(tmp_path)))
 

@@ -18,6 +18,11 @@ from towpath import App
 from towpath.clock import SystemClock
 from towpath.core.checks import SECOND
 from towpath.http.access import Grant, Right
+from towpath.http.authentication import PUBLIC
+from towpath.http.context import ServerContext
+from towpath.http.health import HealthRoutes
+from towpath.http.options import ServerOptions
+from towpath.http.routes import application
 from towpath.http.tokens import create_token, find_token, load_tokens, revoke_token
 from towpath.ledger import Ledger, open_ledger
 
@@ -51,7 +56,8 @@ STATE = "key=q/orders/state/x&namespace=shop"
 ENDPOINTS = [
     ("/v1/queue/enqueue", ENQUEUE),
     *((f"/v1/queue/{name}", RECEIVE) for name in ("dequeue", "dequeueWithState", "subscribe")),
-    *((f"/v1/queue/{name}", RECEIVE) for name in ("subscribeWithState", "stats", "ack", "nack", "extend")),
+    *((f"/v1/queue/{name}", RECEIVE) for name in ("subscribeWithState", "stats", "watch")),
+    *((f"/v1/queue/{name}", RECEIVE) for name in ("ack", "nack", "extend")),
     ("/v1/acquire", LOCK),
     ("/v1/keepalive", LOCK),
     ("/v1/release", LOCK),
@@ -104,8 +110,27 @@ def request(client: Remote, path: str) -> Answer:
     elif name in ("acquire", "keepalive", "release"):
         fields |= {"key": "a", "owner": "me"} if name == "acquire" else {"key": "a", "lease_id": "x"}
         fields |= {"block_seconds": -1, "ttl_seconds": 1} if name == "acquire" else {"txn_id": "0" * 20}
+    elif name == "watch":
+        return watch(client, path, json.dumps(fields).encode())
     is_document = name in ("get", "update", "remove", "describe")
     return client.post(path, b"{}" if is_document else json.dumps(fields).encode(), LEASE)
+
+
+def watch(client: Remote, path: str, body: bytes) -> Answer:
+    """The head of an endless response, or a refusal."""
+    with client.connect() as wire:
+        wire.request(path, body, client.headers)
+        status, headers = wire.head()
+        return Answer(status, headers, wire.read(int(headers.get("content-length", 0))))
+
+
+def test_every_path_is_in_the_table(guarded: Guarded) -> None:
+    """Add a row to ENDPOINTS for a new path: the clients that may use it."""
+    context = ServerContext(guarded.remote.app.engine, ServerOptions())
+    health = HealthRoutes(guarded.remote.app, context)
+    paths = {route.path for route in application(context, health).routes}
+    health.close()
+    assert paths == {path.partition("?")[0] for path, _ in ENDPOINTS} | PUBLIC
 
 
 @pytest.mark.parametrize(("path", "allowed"), ENDPOINTS)

@@ -212,7 +212,7 @@ def new_server(session: Session, /, ca: Path, cn: str, hosts: Sequence[str], day
 def new_client(
     session: Session, /, ca: Path, cn: str, namespaces: Sequence[str], rights: Sequence[str], **more: Any
 ) -> int:
-    """Make the bundle of a client, with the claims that are its rights."""
+    """Make the bundle of a client, with its rights."""
     if not (namespaces or rights):
         raise click.UsageError("Give the client a --namespace or a --right.", click.get_current_context())
     found = _certificates()
@@ -228,9 +228,10 @@ def new_client(
 @click.argument("clients", nargs=-1, required=True)
 @pass_session
 def revoke_certificates(session: Session, /, bundle: Path, clients: Sequence[str]) -> int:
-    """Add the certificates CLIENTS (files, or serial numbers) to the denylist in the BUNDLE of a server.
+    """Revoke certificates in the BUNDLE of a server.
 
-    A running server reads the changed file within some seconds."""
+    CLIENTS are files or serial numbers. They are added to the denylist in the bundle. A running server reads
+    the changed file within some seconds, and ends the requests of these clients."""
     found = _certificates().deny(bundle, [_serial(each) for each in clients])
     names = [f"{each:x}" for each in found]
     print_result(session.json, {"bundle": str(bundle), "denylist": names}, [f"{bundle} denies:", *names])
@@ -254,7 +255,9 @@ def _serial(text: str) -> int:
 @click.argument("file", type=_file)
 @pass_session
 def inspect(session: Session, /, file: Path) -> int:
-    """Show the certificates in FILE: names, claims, validity, revocation. Never its keys."""
+    """Show the certificates in FILE.
+
+    Names, claims, validity and revocation are printed, private keys are not."""
     module = _certificates()
     bundle = module.Bundle(file)
     found = module.describe(bundle)

@@ -225,7 +225,9 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
                 raise InvalidInput(field=name, value=given[name] / 1e6, expected="whole seconds")
             given[name] //= 1_000_000
     if given.pop("listen_proto", None) == "unix":
-        given["listen"] = f"unix://{given['listen'].removeprefix('unix://')}" if "listen" in given else ""
+        if "listen" not in given:
+            raise InvalidInput(field="listen", value=None, expected="the path of the socket")
+        given["listen"] = f"unix://{given['listen'].removeprefix('unix://')}"
     return given | _tls(given)
 
 

@@ -75,6 +75,8 @@ class Principal(msgspec.Struct, frozen=True):
         return Problem(403, "namespace_forbidden" if namespace != "*" else "forbidden", detail)
 
 
+NOBODY = Principal("nobody", ())
+"""The client before it is authenticated."""
 UNRESTRICTED = Principal("local", (Grant(frozenset(Right)),))
 """The client of a server without authentication, which listens on loopback or a unix socket only."""
 

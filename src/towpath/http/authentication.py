@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from towpath.errors import TowpathError
 from towpath.escapes import get_logger
+from towpath.http.access import UNRESTRICTED
 from towpath.http.certificates import ClientCertificate
 from towpath.http.exchange import Exchange
 from towpath.http.options import ServerOptions
@@ -58,7 +59,8 @@ class AccessControl:
         if path in PUBLIC:
             await handler(exchange)
         elif self._is_open:
-            self._spend(peer_of(exchange.scope["client"]))
+            self._spend(peer_of(exchange.scope.get("client")))
+            exchange.principal = UNRESTRICTED
             await handler(exchange)
         else:
             credential = await self._authenticated(exchange)
@@ -70,7 +72,7 @@ class AccessControl:
         try:
             return await self._credential(exchange)
         except Problem as problem:
-            peer = peer_of(exchange.scope["client"])
+            peer = peer_of(exchange.scope.get("client"))
             self._spend(peer)
             self._failures.add(peer, problem)
             raise

@@ -223,7 +223,8 @@ def describe(bundle: Bundle) -> list[CertificateView]:
 
 
 def write_private(path: Path, content: bytes, force: bool) -> None:
-    """Write a file that only its owner can read. An existing file is replaced only by `force`, as a whole."""
+    """Write a file that only its owner can read. An existing file is replaced only by `force`, as a whole, and
+    its owner and group keep their access."""
     if not force:
         try:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -236,6 +237,8 @@ def write_private(path: Path, content: bytes, force: bool) -> None:
     file, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(file, "wb") as out:
+            if path.exists():
+                _keep_owner(path, out.fileno())
             out.write(content)
             out.flush()
             os.fsync(out.fileno())
@@ -246,9 +249,17 @@ def write_private(path: Path, content: bytes, force: bool) -> None:
         raise
 
 
+def _keep_owner(path: Path, file: int) -> None:
+    """Give the new file the owner of the old one: the server, which may not be the user of this process."""
+    old, new = path.stat(), os.fstat(file)
+    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        os.fchown(file, old.st_uid, old.st_gid)
+    os.fchmod(file, stat.S_IMODE(old.st_mode) & ~stat.S_IRWXO)
+
+
 def is_private(path: Path) -> bool:
-    """Whether no other user can read the file."""
-    return not path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    """Whether only the owner and the group of the file can read it."""
+    return not path.stat().st_mode & stat.S_IRWXO
 
 
 def _issue(

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from towpath.http.access import UNRESTRICTED, Principal
+from towpath.http.access import NOBODY, Principal
 from towpath.http.problems import Disconnected, Headers, Problem, bad_argument, bad_body
 from towpath.http.wire import MAX_JSON, correlation_of, decode, encode
 from towpath.tasks.new_jobs import new_id
@@ -57,7 +57,7 @@ class Exchange:
         """Headers of every response."""
         self.path: Mapping[str, str] = {}
         """The parameters in the path."""
-        self.principal: Principal = UNRESTRICTED
+        self.principal: Principal = NOBODY
         self.correlation = correlation_of(self.header(b"x-correlation-id"))
         self.complete = False
         """The body was read to its end."""

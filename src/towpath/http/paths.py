@@ -16,9 +16,9 @@ _HEADERS = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length",
 
 
 def canonical_only(application: Application, prefixes: Sequence[str]) -> Application:
-    """Answer 404 to paths with empty or dot segments, a slash at the end, an encoded NUL, or an encoded slash,
-    backslash or dot. Behind the `prefixes` these characters are part of a parameter: the name of a queue may
-    contain a slash."""
+    """Answer 404 to paths with empty or dot segments, a slash at the end, an encoded NUL, or an encoded
+    slash, backslash or dot. Behind the `prefixes` these characters are part of a parameter: the name of a
+    queue may contain a slash."""
     parameters = re.compile(b"(?:%s)/.*" % b"|".join(re.escape(prefix.encode()) for prefix in prefixes))
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:

@@ -44,6 +44,8 @@ class ServerTls:
         self._files = files
         self._paths = [path for path in (files.bundle, files.cert, files.key, files.client_ca) if path]
         self._stamps = self._read_stamps()
+        self._logged = ""
+        """The error that was logged last."""
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.context.set_alpn_protocols(["http/1.1"])
@@ -72,9 +74,12 @@ class ServerTls:
             self._stamps = stamps
             self._load()
         except (OSError, InvalidInput) as error:
-            log.error("the TLS files have changed and cannot be used; the old ones stay in force: %s", error)
+            if str(error) != self._logged:
+                log.error("the changed TLS files cannot be used; the old ones stay in force: %s", error)
+            self._logged = str(error)
         else:
             log.info("the TLS files were read again")
+            self._logged = ""
 
     def _load(self) -> None:
         files = self._files
