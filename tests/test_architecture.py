@@ -79,7 +79,7 @@ PACKAGES: Mapping[str, Sequence[str]] = {
     "cronsim": ("core",),
     "click": ("cli",),
     "rich": ("cli", "operations"),
-    **dict.fromkeys(("litestar", "uvicorn", "httptools", "multipart"), ("http",)),
+    **dict.fromkeys(("litestar", "uvicorn", "httptools", "httpx2", "multipart"), ("http",)),
     "prometheus_client": ("observe",),
     "opentelemetry": ("observe",),
     "django": ("contrib",),
