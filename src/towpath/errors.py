@@ -26,6 +26,13 @@
     ├── ProcessDied             the process of a handler ended: the stored error of the attempt
     ├── WaitInHandler           a handler would wait for another job
     ├── WorkerStuck             every slot of the worker is held by a handler that does not stop
+    ├── CallFailed              the HTTP server refused a call of the client
+    │   ├── NotAllowed          no valid token or certificate, or no right to the queue
+    │   ├── LostLease           the lease of the message or lock is over, or belongs to another client
+    │   ├── LockBusy            (retryable) another client holds the lock
+    │   └── ServerBusy          (retryable) the server has too much to do, drains, or has lost its ledger
+    ├── ServerAway              (retryable) the HTTP server cannot be reached, or the connection broke
+    ├── BadResponse             the response is not that of a Towpath or lockd server
     └── LedgerError             the ledger as a whole
         ├── LedgerBusy          (retryable) locked by another connection for too long
         │   └── StaleTransaction    (retryable) a transaction of the user that has read cannot write any more
@@ -282,6 +289,52 @@ class WorkerStuck(TowpathError):
         "all {slots} slots are held by handlers that do not stop {grace} s after their timeout; "
         "the worker ends, so that its supervisor starts it again, and their jobs run again"
     )
+
+
+class CallFailed(TowpathError):
+    """`status` is the HTTP status, `code` and `detail` are those of the error envelope. `retry_after` is a
+    hint in seconds, 0 without one. `version` and `etag` are those of the record, where a condition failed."""
+
+    sentence = "{call} was refused with {status} {code}: {detail}"
+
+    def __init__(self, *, call: str, status: int, code: str, detail: str = "", **more: Any) -> None:
+        self.call, self.status, self.code, self.detail = call, status, code, detail
+        self.retry_after = float(more.get("retry_after", 0))
+        self.version, self.etag = more.get("version", 0), more.get("etag", "")
+        super().__init__(call=call, status=status, code=code, detail=detail, **more)
+
+
+class NotAllowed(CallFailed):
+    sentence = "{call} is not allowed ({status} {code}): {detail}"
+
+
+class LostLease(CallFailed):
+    sentence = "{call}: the lease is lost ({code}): {detail}"
+
+
+class LockBusy(CallFailed):
+    sentence = "{call}: another client holds the lock; try again in {retry_after} s"
+    retryable = True
+
+
+class ServerBusy(CallFailed):
+    sentence = "{call}: the server cannot do it now ({status} {code}): {detail}"
+    retryable = True
+
+
+class ServerAway(TowpathError):
+    """`sent` is False if no connection was made: the server has not got the request."""
+
+    sentence = "{call}: no answer from {server}: {why}"
+    retryable = True
+
+    def __init__(self, *, call: str, server: str, why: str, sent: bool = True) -> None:
+        self.sent = sent
+        super().__init__(call=call, server=server, why=why, sent=sent)
+
+
+class BadResponse(TowpathError):
+    sentence = "{call}: the response of {server} is not valid: {why}"
 
 
 class LedgerBusy(LedgerError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,7 +23,8 @@ from towpath.http.authentication import PUBLIC
 from towpath.http.context import ServerContext
 from towpath.http.health import HealthRoutes
 from towpath.http.options import ServerOptions
-from towpath.http.routes import application
+from towpath.http.routes import route_table
+from towpath.http.table import Route
 from towpath.http.tokens import create_token, find_token, load_tokens, revoke_token
 from towpath.ledger import Ledger, open_ledger
 
@@ -124,13 +126,33 @@ def watch(client: Remote, path: str, body: bytes) -> Answer:
         return Answer(status, headers, wire.read(int(headers.get("content-length", 0))))
 
 
-def test_every_path_is_in_the_table(guarded: Guarded) -> None:
-    """Add a row to ENDPOINTS for a new path: the clients that may use it."""
-    context = ServerContext(guarded.remote.app.engine, ServerOptions())
-    health = HealthRoutes(guarded.remote.app, context)
-    paths = {route.path for route in application(context, health).routes}
+def routes(app: App) -> tuple[Route, ...]:
+    context = ServerContext(app.engine, ServerOptions())
+    health = HealthRoutes(app, context)
     health.close()
+    return route_table(context, health, app)
+
+
+def test_every_path_is_in_the_table(guarded: Guarded) -> None:
+    """Add a row to ENDPOINTS for a new path of lockd's protocol: the clients that may use it."""
+    paths = {route.path for route in routes(guarded.remote.app) if route.any_method}
     assert paths == {path.partition("?")[0] for path, _ in ENDPOINTS} | PUBLIC
+
+
+def test_the_other_routes(guarded: Guarded) -> None:
+    """Without a token each answers 401. A client without rights gets no answer of success."""
+    found = [route for route in routes(guarded.remote.app) if route.path.startswith("/v1/")]
+    found = [route for route in found if not route.any_method]
+    assert len(found) > 40
+    for route in found:
+        path = re.sub(r"{\w+}", "x", route.path)
+        answer = guarded.remote.ask(route.method, path.removeprefix("/v1/"))
+        assert (answer.status, answer.error) == (401, "unauthorized"), route.path
+        if route.right is not None:
+            answer = guarded.client("prometheus").ask(route.method, path.removeprefix("/v1/"), {})
+            assert answer.status in (400, 403, 404, 415), (route.path, answer)
+            if route.request is None:
+                assert answer.status in (403, 404), (route.path, answer)
 
 
 @pytest.mark.parametrize(("path", "allowed"), ENDPOINTS)

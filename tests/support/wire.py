@@ -217,7 +217,7 @@ class Remote:
         content = b"" if body is None else json.dumps(body).encode()
         headers = {} if body is None else {"Content-Type": "application/json"}
         with self.connect() as wire:
-            wire.request(f"/v1/{path}{query}", content, headers, method)
+            wire.request(f"/v1/{path}{query}", content, {**self.headers, **headers}, method)
             return wire.answer()
 
     def call(self, path: str, **fields: Any) -> Answer:

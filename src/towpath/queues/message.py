@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, Self, TypedDict, Unpack, overload
 import msgspec
 
 from towpath.core import checks
-from towpath.core.checks import MAX_ERROR, SECOND, micros
+from towpath.core.checks import SECOND, micros
 from towpath.core.commands import MAX_BULK, Append, Appended, Renew, Result, Settle, Settled
 from towpath.core.job import STATE_TTL, ClaimedJob, Job, Key, KeyPolicy, Reason, Spec, rank, state_key
 from towpath.core.views import JobStatus
@@ -333,7 +333,7 @@ class Message:
     ) -> None:
         if not self._settled:
             try:
-                self.nack(**_last_words(error))
+                self.nack(**receipts.last_words(error))
             except TowpathError as failure:
                 self._report_failed_nack(error, failure)
 
@@ -345,7 +345,7 @@ class Message:
     ) -> None:
         if not self._settled:
             try:
-                await self.anack(**_last_words(error))
+                await self.anack(**receipts.last_words(error))
             except TowpathError as failure:
                 self._report_failed_nack(error, failure)
 
@@ -430,15 +430,3 @@ def _key(name: str, conflict: str) -> Key:
 def _ids(answer: Result) -> list[str]:
     assert isinstance(answer, Appended)
     return [placed.id for placed in answer.jobs]
-
-
-def _last_words(error: BaseException | None) -> dict[str, Any]:
-    """The nack of a message that was left without ack or nack. An interrupt counts as no failure."""
-    if error is None:
-        return {"reason": "left without ack or nack"}
-    if not isinstance(error, Exception):
-        return {"defer": True}
-    text = (
-        f"{type(error).__name__}: {error}".replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
-    )
-    return {"reason": text[:MAX_ERROR]}

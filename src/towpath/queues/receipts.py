@@ -6,11 +6,11 @@ line and the server share them. Times are microseconds."""
 from __future__ import annotations
 
 import re
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
-from towpath.core.checks import MAX_NAME
+from towpath.core.checks import MAX_ERROR, MAX_NAME
 from towpath.core.commands import Note, Renew, Renewed, Result, Settle, Settled
 from towpath.core.job import DONE, STATE_TTL, ClaimedJob, Done, RetryOutcome, SnoozeOutcome, state_key
 from towpath.errors import AlreadySettled, InvalidInput, LostClaim
@@ -83,3 +83,15 @@ def extended(receipt: Receipt, answer: Result) -> Renewed:
 def save_state(receipt: Receipt, value: bytes | None, expect: int | None = None) -> Note:
     """Write the state of the message, or delete it with None; `expect` as in `Note`."""
     return Note(key=state_key(receipt.id), value=value, expect=expect, ttl=STATE_TTL)
+
+
+def last_words(error: BaseException | None) -> dict[str, Any]:
+    """The nack of a message that was left without ack or nack. An interrupt counts as no failure."""
+    if error is None:
+        return {"reason": "left without ack or nack"}
+    if not isinstance(error, Exception):
+        return {"defer": True}
+    text = (
+        f"{type(error).__name__}: {error}".replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+    )
+    return {"reason": text[:MAX_ERROR]}
