@@ -156,7 +156,7 @@ def test_too_many_consumers() -> None:
         (b'{"queue":"a","owner":"a","page_size":"1"}', "invalid_body"),
         (b'{"queue":"a","owner":"a","page_size":9223372036854775808}', "invalid_body"),
         (b'{"queue":"a","owner":"a"}{}', "invalid_body"),
-        (b'{"queue":"a","owner":"%s"}' % (b"x" * 300), "invalid_body"),
+        (b'{"queue":"a","owner":"%s"}' % (b"x" * 600), "invalid_body"),
         (b'{"queue":"a","owner":"%s"}' % (b"x" * 100_000), "invalid_body"),
         (b"[]", "invalid_body"),
         (b"\xff\xfe", "invalid_body"),

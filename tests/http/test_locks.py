@@ -296,3 +296,18 @@ def test_the_state_of_a_message(remote: Remote, queue: str) -> None:
     assert keyed(remote, "get", state).error == "queue_message_lease_mismatch"
     state["key"] = f"q/{queue}/state/unknown"
     assert keyed(remote, "get", state).error == "not_found"
+
+
+def test_a_state_is_written_after_it_was_removed(remote: Remote, queue: str) -> None:
+    """lockd's client sends the last version that it has seen, with every write."""
+    remote.enqueue(queue)
+    [(message, _)] = remote.call("queue/dequeueWithState", queue=queue, owner="me").messages()
+    state = state_of(message)
+    version = keyed(remote, "update", state, b"1").json["new_version"]
+    removed = keyed(remote, "remove", state, X_If_Version=str(version)).json
+    assert removed["removed"] is True
+    assert removed["new_version"] > version
+    for seen in (version, removed["new_version"]):
+        assert keyed(remote, "update", state, b"2", X_If_Version=str(seen)).status == 200
+        assert keyed(remote, "remove", state).json["removed"] is True
+    assert keyed(remote, "get", state).status == 204

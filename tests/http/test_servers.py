@@ -8,9 +8,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.support.waiting import WAIT
+from tests.support.waiting import WAIT, until
 from tests.support.wire import Remote, receipt, serving
 from towpath import App
+from towpath.core.checks import SECOND
 
 SERVERS, MESSAGES, CONSUMERS = 3, 60, 2
 
@@ -57,3 +58,25 @@ def test_a_message_wakes_a_request_at_another_server(url: str) -> None:
             wire.request("/v1/queue/dequeue", b'{"queue":"a","owner":"me"}')
             there.enqueue("a", b"x")
             assert wire.answer().messages()[0][1] == b"x"
+
+
+@pytest.mark.ledgers("sqlite")
+def test_a_drain_waits_for_an_extended_lease(url: str) -> None:
+    with App(url) as app, serving(app, drain_grace=WAIT) as remote:
+        remote.enqueue("a", b"x")
+        message = remote.take("a", visibility_timeout_seconds=1)
+        assert remote.call("queue/extend", **receipt(message), extend_by_seconds=int(WAIT)).status == 200
+        remote.server.stop()
+        until(lambda: remote.post("/readyz").status == 503)
+        until(lambda: app.engine.clock.now() > message["lease_expires_at_unix"] * SECOND + SECOND)
+        assert remote.call("queue/ack", **receipt(message)).status == 200
+
+
+@pytest.mark.ledgers("sqlite", "postgres")
+def test_a_drain_notices_an_ack_at_another_server(url: str) -> None:
+    """The server ends long before the grace: `serving` waits for its end."""
+    with App(url) as one, App(url) as two, serving(two) as there:
+        with serving(one, drain_grace=10 * WAIT) as here:
+            here.enqueue("a", b"x")
+            message = here.take("a", visibility_timeout_seconds=int(10 * WAIT))
+            assert there.call("queue/ack", **receipt(message)).status == 200

@@ -105,6 +105,18 @@ def state(ledger: Ledger, id: str) -> State:
 
 
 class TestUpkeep:
+    @pytest.mark.ledgers("memory", "sqlite")
+    @pytest.mark.parametrize("seconds", [1, 2, 3])
+    def test_a_short_lease_is_reaped_at_its_end(self, harness: CaretakerHarness, seconds: int) -> None:
+        """An idle ledger must not take the time between two upkeeps for a clock jump."""
+        harness.settle()
+        append(harness.gate, "a", max_losses=9)
+        harness.engine.committer.call(Claim(owner="b", wants=(Want("q", 1),), lease=seconds * SECOND))
+        end = harness.clock.now() + seconds * SECOND
+        while state(harness.gate, "a") is State.RUNNING and harness.clock.now() < end + 10 * SECOND:
+            harness.clock.set(max(harness.once(), harness.clock.now() + 1))
+        assert harness.clock.now() - end < SECOND
+
     def test_at_rest_it_does_little(self, harness: CaretakerHarness) -> None:
         harness.settle()
         before = harness.upkeeps()

@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 import msgspec
 
 from towpath.core.checks import SECOND
-from towpath.core.job import ClaimedJob, Job
+from towpath.core.job import RUNNING, ClaimedJob, Job
 from towpath.http.authentication import AccessControl
 from towpath.http.consumers import Consumers
 from towpath.http.options import ServerOptions
@@ -24,6 +24,8 @@ from towpath.runtime.engine import Engine
 P = ParamSpec("P")
 T = TypeVar("T")
 
+CHECKED_AT_ONCE = 500
+"""Held messages that one read of the drain checks."""
 MAX_HELD = 100_000
 """Messages that a server remembers. The receipt of any other message costs a read of the ledger."""
 
@@ -99,6 +101,17 @@ class ServerContext:
         """Whether a client holds a message of this server."""
         now = self.engine.clock.now()
         return any(held.until > now for held in self.held.values())
+
+    async def forget_settled(self) -> None:
+        """Remove the messages from the cache that another server has settled."""
+        ids = list(self.held)
+        for start in range(0, len(ids), CHECKED_AT_ONCE):
+            some = ids[start : start + CHECKED_AT_ONCE]
+            jobs = await self.read(self.engine.ledger.get_many, some, bodies=False)
+            for id in some:
+                job, held = jobs.get(id), self.held.get(id)
+                if held is not None and (job is None or job.state is not RUNNING or job.fence != held.fence):
+                    self.held.pop(id, None)
 
     def refuse_when_draining(self) -> None:
         if self.draining:

@@ -19,7 +19,7 @@ from towpath.http.wire import DequeueRequest, QueueName, is_txn
 from towpath.tasks.new_jobs import new_id
 
 MAX_PAGE = 64
-MAX_OWNER = 200
+MAX_OWNER = 512
 NO_WAIT = -1
 
 

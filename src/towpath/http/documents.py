@@ -86,14 +86,17 @@ class StateDocument:
 
     async def write(self, claim: LeaseClaim, content: bytes | None, conditions: Preconditions) -> Found:
         found = await self.read(claim)
-        conditions.check(found.version, found.content)
+        # A state that was removed has no version to compare. The lease excludes other writers.
+        if found.content is not None:
+            conditions.check(found.version, found.content)
         receipt = Receipt(self._id, claim.fence)
         try:
             answer = await self._context.engine.acall(receipts.save_state(receipt, content, found.version))
         except NoteConflict:
             raise Problem(409, "version_conflict", "the state was changed by another client") from None
         assert isinstance(answer, Noted)
-        return Found(0 if content is None else answer.version, content, claim.fence)
+        # lockd's client uses a version only if it is positive.
+        return Found(found.version + 1 if content is None else answer.version, content, claim.fence)
 
     async def _check(self, claim: LeaseClaim) -> None:
         """Raise a `Problem` unless the claim is that of the current delivery."""
@@ -176,7 +179,6 @@ class DocumentRoutes:
     async def remove(self, exchange: Exchange) -> None:
         document, claim, conditions = self._writer(exchange)
         before = await document.read(claim)
-        conditions.check(before.version, before.content)
         found = before if before.content is None else await document.write(claim, None, conditions)
         answer = RemoveResponse(removed=before.content is not None, new_version=found.version)
         version = str(found.version).encode()

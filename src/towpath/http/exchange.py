@@ -201,11 +201,17 @@ class Exchange:
         await self.send(status, found, encode(value))
 
     async def refuse(self, problem: Problem) -> None:
+        """Answer before the rest of the body is read: a client that still writes gets the answer."""
+        problem.close = not self.complete
+        body = encode(problem.envelope)
+        correlation = (b"x-correlation-id", self.own_correlation().encode())
+        length = (b"content-length", str(len(body)).encode())
+        await self.start(problem.status, [*problem.headers(), correlation, length])
+        await self.write(body, more=not self.complete)
         if not self.complete:
-            await self.discard()
-            problem.close = not self.complete
-        headers = [*problem.headers(), (b"x-correlation-id", self.own_correlation().encode())]
-        await self.send(problem.status, headers, encode(problem.envelope))
+            with contextlib.suppress(Disconnected):
+                await self.discard()
+            await self.write(b"", more=False)
 
 
 def _over(limit: int) -> Problem:

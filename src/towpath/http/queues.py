@@ -32,7 +32,7 @@ WATCH_INTERVAL = 1.0
 """Seconds after which a watch looks whether the server drains."""
 WATCH_PAUSE = 0.05
 """Seconds between two reads of a watched queue at least: a busy ledger commits hundreds of times a second."""
-WATCH_READ = 5.0
+WATCH_READ = 1.0
 """Seconds after which a watched queue is read in any case."""
 KEEPALIVE = 20.0
 """Seconds between two comments in a stream of events that has no events."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from towpath.core import checks
 from towpath.core.checks import SECOND
@@ -65,6 +66,8 @@ class ReceiptRoutes:
             answer = receipts.extended(receipt, await self._engine.acall(receipts.extend(receipt, lease)))
         except LostClaim:
             raise await self._lost(held, request) from None
+        if held.id in self._context.held:
+            self._context.held[held.id] = replace(held, lease=lease, until=answer.until)
         until = answer.until // SECOND
         response = ExtendResponse(
             lease_expires_at_unix=until,

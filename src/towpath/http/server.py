@@ -16,6 +16,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from towpath.app import App
+from towpath.errors import TowpathError
 from towpath.escapes import get_logger
 from towpath.http.authentication import CERTIFICATE
 from towpath.http.certificates import ClientCertificate, client_certificate
@@ -47,7 +48,9 @@ LINGER = 1.0
 would reset the connection before the client has read the answer."""
 FINISH_SECONDS = 5
 """Seconds that requests may take after the drain."""
-DRAIN_POLL = 0.05
+DRAIN_POLL, DRAIN_CHECK = 0.05, 0.5
+"""Seconds between two looks at the held messages, and between two reads of them: another server may have
+taken the receipt."""
 TICKS = 10
 """uvicorn calls `on_tick` ten times a second."""
 
@@ -202,8 +205,13 @@ class DrainingServer(uvicorn.Server):
         context = self._context
         context.drain()
         end = time.monotonic() + context.options.drain_grace
+        checked = 0.0
         while time.monotonic() < end and (context.consumers.total or context.holds_messages()):
             await asyncio.sleep(DRAIN_POLL)
+            if time.monotonic() >= checked + DRAIN_CHECK:
+                with contextlib.suppress(TowpathError):  # without its ledger the server waits for the grace
+                    await context.forget_settled()
+                checked = time.monotonic()
         self.should_exit = True
 
 

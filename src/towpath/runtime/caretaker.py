@@ -43,6 +43,9 @@ UPKEEP_SHARE: Final = 10
 MAX_UPKEEP_INTERVAL: Final = SECOND
 """A ledger that sees no command for longer than half a lease assumes a clock jump and does not reap for a
 while."""
+SOON, SHORT_INTERVAL = 5 * SECOND // 2, 2 * SECOND // 5
+"""The interval while something is due within `SOON`. Gaps below `lifecycle.LEAST` are no clock jumps, so that
+a lease of one or two seconds is reaped at its end. For a ledger on a server gaps do not count as jumps."""
 RETRY_PAUSE: Final = SECOND
 """Pause after an error."""
 MAX_DEAD: Final = 100
@@ -333,6 +336,7 @@ class _UpkeepTimer:
         self._clock = clock
         self._most = MAX_UPKEEP_INTERVAL * (REMOTE_FACTOR if remote else 1)
         self._least = MIN_PAUSE
+        self._soon = 0 if remote else SOON
         self._ran_at = 0
         self._last = Upkept(more=True)
         self.changed = True
@@ -340,9 +344,10 @@ class _UpkeepTimer:
     def next(self) -> int:
         if self._last.more:
             return self._ran_at
-        due = (
-            self._most if self._last.next_due is None else min(self._most, self._last.next_due - self._ran_at)
-        )
+        due = self._most
+        if self._last.next_due is not None:
+            left = self._last.next_due - self._ran_at
+            due = min(due, left, SHORT_INTERVAL if left <= self._soon else due)
         return self._ran_at + (self._least if self.changed else max(MIN_PAUSE, due))
 
     def run(self, now: int, dead: tuple[str, ...] = ()) -> bool:
