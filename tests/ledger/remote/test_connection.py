@@ -277,6 +277,31 @@ def test_a_function_in_a_settle(ledger: Ledger) -> None:
     assert ledger.apply([]) == []
 
 
+# Connections
+
+
+def test_many_threads_share_a_ledger(local: Remote) -> None:
+    """No request gets the answer to another one, and no connection is left open."""
+    before = len(os.listdir("/proc/self/fd"))
+    with closing(open_ledger(local.address)) as ledger:
+
+        def work(number: int) -> bool:
+            for turn in range(20):
+                id = f"thread-{number}-{turn}"
+                [answer] = ledger.apply([Append((spec(id, f"threads-{number}"),))])
+                assert isinstance(answer, Appended)
+                assert [placed.id for placed in answer.jobs] == [id]
+                job = ledger.get(id)
+                assert job is not None
+                assert job.queue == f"threads-{number}"
+            return True
+
+        ended = [in_thread(lambda number=number: work(number)) for number in range(12)]  # type: ignore[misc]
+        assert all(end() for end in ended)
+        ledger.version()
+    until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+
+
 # Waits
 
 

@@ -15,8 +15,9 @@ from tests.support.wire import Answer, Remote, serving
 from towpath import App
 from towpath.core.commands import Append, Claim, Settle, Want
 from towpath.core.job import Done, Spec
-from towpath.errors import InvalidInput
+from towpath.errors import InvalidInput, NotALedger
 from towpath.http import ledger_routes
+from towpath.http.access import Grant, Principal, Right
 from towpath.ledger import open_ledger
 from towpath.ledger.remote.messages import FORMAT, MAX_BODY, MAX_COMMANDS
 from towpath.testing.clock import START
@@ -108,6 +109,17 @@ def test_the_time_of_a_client_is_not_used(local: Remote) -> None:
         with pytest.raises(InvalidInput, match="for tests"):
             ledger.dump()
         assert ledger.get("timed") is None
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_right_of_a_client(path: str, local: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ledger as a whole is for administrators."""
+    reader = Principal("reader", (Grant(frozenset({Right.PRODUCE, Right.CONSUME})),))
+    monkeypatch.setattr("towpath.http.exchange.UNRESTRICTED", reader)
+    answer = post(local, path, "not looked at")
+    assert (answer.status, answer.error) == (403, "forbidden")
+    with pytest.raises(NotALedger, match=r"reader has no right to admin .* TOWPATH_TOKEN"):
+        open_ledger(local.address)
 
 
 def test_waits_share_one_thread_and_end_with_a_commit(local: Remote) -> None:
