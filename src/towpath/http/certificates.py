@@ -223,7 +223,7 @@ def describe(bundle: Bundle) -> list[CertificateView]:
 
 
 def write_private(path: Path, content: bytes, force: bool) -> None:
-    """Write a file that only its owner can read. An existing file is replaced only by `force`, as a whole, and
+    """Write a file that only its owner can read. An existing file is replaced only by `force`, as a whole;
     its owner and group keep their access."""
     if not force:
         try:
