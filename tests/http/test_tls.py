@@ -10,6 +10,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.support.certificates import Authority, tls_client
 from tests.support.waiting import WAIT, until
@@ -17,7 +19,7 @@ from tests.support.wire import MULTIPART, Remote, Wire, form, serving
 from towpath import App
 from towpath.clock import SystemClock
 from towpath.errors import InvalidInput
-from towpath.http import server
+from towpath.http import certificates, server
 from towpath.http.access import Grant, Right
 from towpath.http.certificates import Bundle, CertificateRequest, deny, new_server, write_private
 from towpath.http.tls import TlsFiles
@@ -100,6 +102,22 @@ def test_claims(
 def test_wrong_claims(secure: Remote, authority: Authority, claims: tuple[str, ...], code: str) -> None:
     answer = client(secure, authority, *claims).call("queue/stats", queue="a")
     assert (answer.status, answer.error) == (403, code)
+
+
+def test_a_certificate_without_an_identity(secure: Remote, authority: Authority) -> None:
+    claim = x509.UniformResourceIdentifier(ALL)
+    request = CertificateRequest(common_name="x", days=1, now=SystemClock().now())
+    path = authority.folder / "anonymous.pem"
+    use = ExtendedKeyUsageOID.CLIENT_AUTH
+    path.write_bytes(certificates._issue(Bundle(authority.path), request, [claim], [use]))
+    answer = secure.client(tls=tls_client(authority.path, path)).call("queue/stats", queue="a")
+    assert (answer.status, answer.error) == (403, "namespace_forbidden")
+    assert "SPIFFE" in answer.json["detail"]
+
+
+def test_the_certificate_of_a_server_is_no_client(secure: Remote, authority: Authority) -> None:
+    found = secure.client(tls=tls_client(authority.path, authority.server))
+    assert found.call("queue/stats", queue="a").error == "namespace_forbidden"
 
 
 def test_owners_have_the_subject_and_the_serial(secure: Remote, authority: Authority) -> None:
@@ -226,7 +244,8 @@ def test_clients_that_are_too_slow(authority: Authority, monkeypatch: pytest.Mon
         with client(remote, authority, ALL).connect() as wire:
             wire.send(b"GET /healthz HTTP/1.1\r\n")
             assert wire.closed()
-        with socket.create_connection(("127.0.0.1", int(remote.address.rpartition(":")[2])), WAIT) as silent:
+        # Far less than the default of the event loop, 60 s.
+        with socket.create_connection(("127.0.0.1", int(remote.address.rpartition(":")[2])), 20) as silent:
             assert silent.recv(1) == b""
 
 
