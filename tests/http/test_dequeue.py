@@ -132,6 +132,20 @@ def test_a_client_that_leaves_while_it_waits_takes_no_message(remote: Remote, qu
     assert remote.take(queue)["attempts"] == 1
 
 
+def test_a_message_whose_answer_is_not_read_is_delivered_again_after_its_lease(
+    timed: Remote, clock: ManualClock
+) -> None:
+    payload = bytes(12_000_000)
+    timed.enqueue("a", payload)
+    with timed.connect() as wire:
+        wire.request("/v1/queue/dequeue", b'{"queue":"a","owner":"a","visibility_timeout_seconds":5}')
+        wire.read(1_000)
+    assert timed.dequeue("a").error == "waiting"
+    lose_leases(timed, clock, 6)
+    [(message, found)] = timed.dequeue("a").messages()
+    assert (message["attempts"], found) == (2, payload)
+
+
 def test_too_many_consumers() -> None:
     with App("memory://") as app, serving(app, max_consumers=1) as remote, remote.connect() as wire:
         wire.request("/v1/queue/dequeue", b'{"queue":"a","owner":"a"}')

@@ -103,6 +103,8 @@ class DeliveryRoutes:
                 )
             try:
                 await exchange.write(b"".join(pieces))
+                # Waits until the client has read most of it: a write alone only fills the buffer.
+                await exchange.write(b"")
                 broken = gone.done()
             except Disconnected:
                 broken = True
