@@ -18,6 +18,7 @@ from towpath.http.documents import DocumentRoutes
 from towpath.http.exchange import Exchange
 from towpath.http.health import HealthRoutes
 from towpath.http.lock_routes import LockRoutes
+from towpath.http.paths import is_spelled, not_found
 from towpath.http.problems import Disconnected, Problem, problem_of, unexpected
 from towpath.http.queues import QueueRoutes
 from towpath.http.receipts import ReceiptRoutes
@@ -66,6 +67,9 @@ def application(context: ServerContext, health: HealthRoutes) -> Litestar:
 def _route(path: str, handler: Handler, context: ServerContext) -> ASGIRouteHandler:
     @asgi(path, copy_scope=False)
     async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+        if not is_spelled(scope, path):
+            await not_found(send)
+            return
         exchange = Exchange(scope, receive, send, context.extra)
         try:
             try:

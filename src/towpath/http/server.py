@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from towpath.app import App
 from towpath.escapes import get_logger
 from towpath.http.context import ServerContext
+from towpath.http.exchange import CONNECTION, Scope
 from towpath.http.health import HealthRoutes
 from towpath.http.options import ServerOptions, address_of, bind
 from towpath.http.paths import canonical_only
@@ -239,7 +240,14 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
+        scope: Scope = cycle.scope
+        scope[CONNECTION] = self
         super()._start_asgi_task(cycle, app)
+
+    @property
+    def left(self) -> bool:
+        """The client of the running request has closed the connection."""
+        return self._running is not None and self._running.disconnected
 
     def _end_running(self) -> None:
         """End the running request as if its client had left. The base class ends the last one only."""
