@@ -15,7 +15,7 @@ PG_BINDIRS ?= $(wildcard /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /opt/homebre
 SCRATCH ?= $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'END { print ($$4 > 4000000) }')" = 1 ] && echo /dev/shm || echo $${TMPDIR:-/tmp})
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-churn bench-flow bench-recovery bench-server rivals docs soak-memory soak-sqlite soak-postgres test-postgres-versions fuzz chaos reference clean
+.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-churn bench-flow bench-recovery bench-server rivals docs soak-memory soak-sqlite soak-postgres soak-server test-postgres-versions fuzz chaos reference clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -80,6 +80,9 @@ soak-sqlite: $(VENV)/.dev ## four processes and 64 threads on one file, for 30 s
 soak-postgres: $(VENV)/.dev ## eight processes on PostgreSQL for 30 s, outages of 30 s, transactions open for 10 s (SECONDS=)
 	TOWPATH_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/ledger/postgres/test_fleet.py tests/ledger/postgres/test_outages.py
 	TOWPATH_HOLD_SECONDS=10 $(BIN)/python -m pytest tests/ledger/postgres/test_open_transactions.py
+
+soak-server: $(VENV)/.dev ## subscriptions of the HTTP server for 30 s, or for hours (SECONDS=7200)
+	TOWPATH_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest --timeout 0 tests/http/test_soak.py
 
 test-postgres-versions: $(VENV)/.dev ## the tests on PostgreSQL, once with the wheel and once with each version that is installed (PG_BINDIRS=)
 	$(BIN)/python -m pytest -n auto tests/ledger/postgres tests/app/test_on.py $(ARGS)

@@ -132,6 +132,31 @@ def test_a_client_that_leaves_while_it_waits_takes_no_message(remote: Remote, qu
     assert remote.take(queue)["attempts"] == 1
 
 
+@pytest.mark.parametrize("call", ["dequeue", "subscribe"])
+def test_clients_that_leave_before_the_answer_take_no_message(local: Remote, queue: str, call: str) -> None:
+    """The message arrives in the moment in which the client leaves."""
+    for _ in range(30):
+        with local.connect() as wire:
+            wire.request(f"/v1/queue/{call}", json.dumps({"queue": queue, "owner": "a"}).encode())
+        local.app.queue(queue).put(b"x")
+    until(partial(_waits, local, queue, 0))
+    until(lambda: local.app.queue(queue).stats().counts.ready == 30)
+
+
+def test_a_message_whose_answer_is_not_read_is_delivered_again_after_its_lease(
+    timed: Remote, clock: ManualClock
+) -> None:
+    payload = bytes(12_000_000)
+    timed.enqueue("a", payload)
+    with timed.connect() as wire:
+        wire.request("/v1/queue/dequeue", b'{"queue":"a","owner":"a","visibility_timeout_seconds":5}')
+        wire.read(1_000)
+    assert timed.dequeue("a").error == "waiting"
+    lose_leases(timed, clock, 6)
+    [(message, found)] = timed.dequeue("a").messages()
+    assert (message["attempts"], found) == (2, payload)
+
+
 def test_too_many_consumers() -> None:
     with App("memory://") as app, serving(app, max_consumers=1) as remote, remote.connect() as wire:
         wire.request("/v1/queue/dequeue", b'{"queue":"a","owner":"a"}')

@@ -134,6 +134,7 @@ def test_unusual_requests_that_are_valid(local: Remote, data: bytes) -> None:
         "/v1/queue/..%2fqueue/stats",
         "/v1%2Fqueue%2Fstats",
         "/v1/queue%5cstats",
+        "/v1/queue/stat%73",
         "/v1/queue/stats%00",
         "/v1/queue/stats%0d%0aX:1",
         "/v1/queue/stats;a=b",

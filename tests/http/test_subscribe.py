@@ -125,6 +125,33 @@ def test_what_was_not_written_is_given_back(local: Remote, queue: str) -> None:
     assert counts.ready >= 20, counts
 
 
+def test_a_message_that_breaks_while_it_is_written_is_delivered_again_at_once(
+    remote: Remote, queue: str
+) -> None:
+    payload = bytes(12_000_000)
+    remote.enqueue(queue, payload)
+    with subscribed(remote, queue, visibility_timeout_seconds=600) as wire:
+        wire.read(1_000)
+    with subscribed(remote, queue) as wire:
+        meta, found = Stream(wire).next()
+    assert found == payload
+    assert (meta["attempts"], meta["fencing_token"]) == (1, 2)
+
+
+def test_subscriptions_are_served_in_turn(local: Remote, queue: str) -> None:
+    with subscribed(local, queue) as first:
+        waits(local, queue)
+        with subscribed(local, queue) as second:
+            waits(local, queue, 2)
+            for number in range(4):
+                local.enqueue(queue, b"%d" % number)
+            streams = Stream(first), Stream(second)
+            assert [[stream.next()[1] for _ in range(2)] for stream in streams] == [
+                [b"0", b"2"],
+                [b"1", b"3"],
+            ]
+
+
 def test_a_drain_ends_streams_and_waits_and_takes_receipts() -> None:
     with App("memory://") as app, serving(app, drain_grace=60.0) as remote:
         remote.enqueue("a", b"1")

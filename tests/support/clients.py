@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, Self
 from tests.support.processes import WatchedProcess, command
 from tests.support.shell import Shell
 from tests.support.waiting import WAIT
-from tests.support.wire import MULTIPART, Answer, form, receipt
+from tests.support.wire import MULTIPART, Answer, form, receipt, split_message
 
 BROKEN = (ConnectionError, asyncio.IncompleteReadError)
 """The errors of a connection that has ended before the answer was complete."""
@@ -87,3 +87,16 @@ class Client:
     async def ack(self, message: Mapping[str, Any]) -> Answer:
         self.send("ack", json.dumps(receipt(message)).encode())
         return await self.answer()
+
+    async def stream(self, queue: str, **fields: Any) -> AsyncIterator[tuple[dict[str, Any], bytes]]:
+        """The messages of a subscription as they arrive."""
+        self.send("subscribe", json.dumps({"queue": queue, "owner": "me", **fields}).encode())
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 "), head
+        line = b"--" + head.partition(b"boundary=")[2].partition(b"\r\n")[0]
+        data = b""
+        while size := int(await self._reader.readuntil(b"\r\n"), 16):
+            data += (await self._reader.readexactly(size + 2))[:-2]
+            while data.count(line) >= 3:
+                meta, payload, data = split_message(data, line)
+                yield meta, payload

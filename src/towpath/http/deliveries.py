@@ -60,6 +60,9 @@ class DeliveryRoutes:
             claims = await self._first(exchange, consumer, demanded)
         finally:
             consumer.close()
+        if exchange.left:
+            consumer.give_back(claims)
+            raise Disconnected
         self._context.delivered(claims, stateful)
         writer = MessageWriter()
         document = writer.document(
@@ -104,7 +107,9 @@ class DeliveryRoutes:
                 )
             try:
                 await exchange.write(b"".join(pieces))
-                broken = gone.done()
+                # Waits until the client has read most of it: a write alone only fills the buffer.
+                await exchange.write(b"")
+                broken = gone.done() or exchange.left
             except Disconnected:
                 broken = True
             if broken:

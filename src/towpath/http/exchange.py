@@ -24,6 +24,8 @@ R = TypeVar("R", bound=msgspec.Struct)
 _CLOSED = "unable to perform operation on"
 """The beginning of the error of uvloop for a write to a connection that the client has closed, in the moment
 before uvicorn notices it."""
+CONNECTION = "towpath.connection"
+"""The key of a scope for the connection of the request: an object with `left`."""
 MAX_ARGUMENTS = 32
 """Arguments of a query string."""
 MAX_WRITE = 256 * 1024
@@ -151,6 +153,13 @@ class Exchange:
                     size += len(piece)
                     if size > DISCARDED:
                         return
+
+    @property
+    def left(self) -> bool:
+        """The server of this package has noticed that the client has closed the connection. Other servers
+        answer it with `disconnected` only."""
+        connection = self.scope.get(CONNECTION)
+        return connection is not None and bool(connection.left)
 
     async def disconnected(self) -> None:
         """Return when the client has closed the connection. The body was read before."""

@@ -21,7 +21,7 @@ from towpath.http.health import HealthRoutes
 from towpath.http.ledger_routes import ledger_routes
 from towpath.http.lockd import lockd_routes
 from towpath.http.openapi import DocumentRoute
-from towpath.http.paths import Application, canonical_only
+from towpath.http.paths import Application, canonical_only, is_spelled, not_found
 from towpath.http.problems import Disconnected, Problem, problem_of, unexpected
 from towpath.http.table import Route, by_path, next_step
 
@@ -51,7 +51,7 @@ def application(context: ServerContext, health: HealthRoutes, app: App) -> Appli
         openapi_config=None,
         logging_config=None,
     )
-    return canonical_only(litestar, [tree.prefix for tree in trees])
+    return canonical_only(litestar)
 
 
 def _static(path: str) -> str:
@@ -109,6 +109,9 @@ def _decoded(segment: str) -> str:
 def _endpoint(path: str, find: Find, context: ServerContext, is_mount: bool = False) -> ASGIRouteHandler:
     @asgi(path, copy_scope=False, is_mount=is_mount)
     async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+        if not is_mount and not is_spelled(scope, path):
+            await not_found(send)
+            return
         exchange = Exchange(scope, receive, send, context.extra)
         route: Route | None = None
 

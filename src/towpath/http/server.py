@@ -21,6 +21,7 @@ from towpath.escapes import get_logger
 from towpath.http.authentication import CERTIFICATE
 from towpath.http.certificates import ClientCertificate, client_certificate
 from towpath.http.context import ServerContext
+from towpath.http.exchange import CONNECTION, Scope
 from towpath.http.health import HealthRoutes
 from towpath.http.options import ServerOptions, address_of, bind
 from towpath.http.rates import LOCAL, PeerConnections, peer_of
@@ -328,7 +329,14 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
+        scope: Scope = cycle.scope
+        scope[CONNECTION] = self
         super()._start_asgi_task(cycle, app)
+
+    @property
+    def left(self) -> bool:
+        """The client of the running request has closed the connection."""
+        return self._running is not None and self._running.disconnected
 
     def _end_running(self) -> None:
         """End the running request as if its client had left. The base class ends the last one only."""
