@@ -190,7 +190,7 @@ def test_a_dedupe_key(remote: Remote, queue: str) -> None:
 
 def test_a_dedupe_window(clock: ManualClock, queue: str) -> None:
     with App("memory://", clock=clock) as app, serving(app) as remote:
-        options = {"dedupe_key": "k", "dedupe_window_ms": 1500}
+        options: dict[str, Any] = {"dedupe_key": "k", "dedupe_window_ms": 1500}
         first = remote.enqueue(queue, **options)
         taken = remote.take(queue)
         names = ("queue", "message_id", "lease_id")

@@ -196,7 +196,7 @@ class GroupRoutes:
         arguments = exchange.query(WaitArguments)
         status = await self._status(exchange, Right.CONSUME)
         if status.state is not GroupState.CLOSED and arguments.wait > 0:
-            ended = self._engine.watch.until_ended(status.id, True, arguments.wait)
+            ended = partial(self._engine.watch.until_ended, status.id, True, arguments.wait)
             await self._polls.wait(exchange, ended)
             status = await self._status(exchange, Right.CONSUME)
         waits = arguments.wait > 0 and status.state is not GroupState.CLOSED
