@@ -84,10 +84,9 @@ class GroupRoutes:
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        unknown = ("unknown_group",)
-        change = partial(
-            Route, method="POST", tag="groups", right=Right.ADMIN, response=GroupStatus, errors=unknown
-        )
+        return (*self._collection(), *self._changes())
+
+    def _collection(self) -> tuple[Route, ...]:
         read = partial(Route, method="GET", tag="groups", right=Right.CONSUME)
         return (
             Route(
@@ -121,8 +120,16 @@ class GroupRoutes:
                 arguments=WaitArguments,
                 response=GroupStatus,
                 responses={202: "The group is not closed yet, and `wait` was given."},
-                errors=(*unknown, "queue_busy"),
+                errors=("unknown_group", "queue_busy"),
             ),
+        )
+
+    def _changes(self) -> tuple[Route, ...]:
+        unknown = ("unknown_group",)
+        change = partial(
+            Route, method="POST", tag="groups", right=Right.ADMIN, response=GroupStatus, errors=unknown
+        )
+        return (
             change(
                 path="/v1/groups/{id}/abort",
                 handler=self.abort,
