@@ -7,15 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.api_reference import routes
 from tests.support.wire import Remote, receipt, serving
 from towpath import App
 from towpath.http import exchange
 from towpath.http.access import UNRESTRICTED, Grant, Principal, Right
-from towpath.http.context import ServerContext
-from towpath.http.health import HealthRoutes
-from towpath.http.options import ServerOptions
-from towpath.http.routes import route_table
-from towpath.http.table import Route
 
 
 @pytest.fixture
@@ -55,7 +51,7 @@ def test_nothing_without_a_right(remote: Remote, become: Any) -> None:
         "/v1/bulk/purge": {"all": True},
     }
     tried = 0
-    for route in table():
+    for route in routes():
         if route.any_method or route.right is None or route.path == "/v1/queues":
             continue
         names = {"queue": "a", "part": "p", "name": "n", "id": group if "groups" in route.path else id}
@@ -67,14 +63,6 @@ def test_nothing_without_a_right(remote: Remote, become: Any) -> None:
         tried += 1
     assert tried > 40
     assert remote.ask("GET", "queues").json["queues"] == []
-
-
-def table() -> tuple[Route, ...]:
-    with App("memory://") as app:
-        context = ServerContext(app.engine, ServerOptions())
-        health = HealthRoutes(app, context)
-        health.close()
-        return route_table(context, health, app)
 
 
 def test_rights_in_a_namespace(remote: Remote, become: Any) -> None:
