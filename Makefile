@@ -37,8 +37,9 @@ pyright: $(VENV)/.dev ## the public types as pyright sees them (fetches pyright 
 	$(BIN)/python -m pip install -q pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-reference: $(VENV)/.dev ## write the option tables of docs/cli.md
+reference: $(VENV)/.dev ## write the tables of docs/cli.md and docs/api.md
 	$(BIN)/python -m tests.support.reference
+	$(BIN)/python -m tests.support.api_reference
 
 format: $(VENV)/.dev ## put the sources into house form
 	$(BIN)/ruff check --fix .

@@ -72,11 +72,18 @@ _STREAM = Media(
 
 
 def lockd_routes(context: ServerContext, health: HealthRoutes) -> tuple[Route, ...]:
-    return (*_message_routes(context), *_lock_routes(context), *_server_routes(health))
+    return (
+        *_message_routes(context),
+        *_receipt_routes(context),
+        *_watch_routes(context),
+        *_lock_routes(context),
+        *_document_routes(context),
+        *_server_routes(health),
+    )
 
 
 def _message_routes(context: ServerContext) -> tuple[Route, ...]:
-    queues, deliveries, receipts = QueueRoutes(context), DeliveryRoutes(context), ReceiptRoutes(context)
+    queues, deliveries = QueueRoutes(context), DeliveryRoutes(context)
     post = partial(Route, method="POST", tag="messages", right=Right.CONSUME, any_method=True)
     deliver = partial(post, request=DequeueRequest, errors=_DELIVERY)
     return (
@@ -124,6 +131,13 @@ def _message_routes(context: ServerContext) -> tuple[Route, ...]:
             summary="Receive messages as they arrive, with the leases of their states.",
             response=_STREAM,
         ),
+    )
+
+
+def _receipt_routes(context: ServerContext) -> tuple[Route, ...]:
+    receipts = ReceiptRoutes(context)
+    post = partial(Route, method="POST", tag="messages", right=Right.CONSUME, any_method=True)
+    return (
         post(
             path="/v1/queue/ack",
             handler=receipts.ack,
@@ -148,6 +162,13 @@ def _message_routes(context: ServerContext) -> tuple[Route, ...]:
             response=ExtendResponse,
             errors=_RECEIPT,
         ),
+    )
+
+
+def _watch_routes(context: ServerContext) -> tuple[Route, ...]:
+    queues = QueueRoutes(context)
+    post = partial(Route, method="POST", tag="messages", right=Right.CONSUME, any_method=True)
+    return (
         post(
             path="/v1/queue/stats",
             handler=queues.stats,
@@ -168,10 +189,8 @@ def _message_routes(context: ServerContext) -> tuple[Route, ...]:
 
 
 def _lock_routes(context: ServerContext) -> tuple[Route, ...]:
-    locks, documents = LockRoutes(context), DocumentRoutes(context)
+    locks = LockRoutes(context)
     post = partial(Route, method="POST", tag="locks", right=Right.CONSUME, any_method=True)
-    keyed = partial(post, arguments=KeyArguments)
-    document = Media("application/json", "The document.")
     return (
         post(
             path="/v1/acquire",
@@ -215,6 +234,25 @@ def _lock_routes(context: ServerContext) -> tuple[Route, ...]:
             headers=_FENCE,
             errors=(*_HOLDER, *_LEASE, "missing_key", "missing_lease", "lease_conflict"),
         ),
+        post(
+            path="/v1/describe",
+            method="GET",
+            arguments=KeyArguments,
+            handler=locks.describe,
+            summary="The lease and the version of a key.",
+            response=DescribeResponse,
+            errors=(*_KEY, "missing_key"),
+        ),
+    )
+
+
+def _document_routes(context: ServerContext) -> tuple[Route, ...]:
+    documents = DocumentRoutes(context)
+    keyed = partial(
+        Route, method="POST", tag="locks", right=Right.CONSUME, any_method=True, arguments=KeyArguments
+    )
+    document = Media("application/json", "The document.")
+    return (
         keyed(
             path="/v1/get",
             handler=documents.get,
@@ -245,14 +283,6 @@ def _lock_routes(context: ServerContext) -> tuple[Route, ...]:
             response=RemoveResponse,
             headers={**_CLAIM, **_CONDITIONS},
             errors=_CHANGE,
-        ),
-        keyed(
-            path="/v1/describe",
-            method="GET",
-            handler=locks.describe,
-            summary="The lease and the version of a key.",
-            response=DescribeResponse,
-            errors=(*_KEY, "missing_key"),
         ),
     )
 

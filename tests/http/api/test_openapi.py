@@ -10,22 +10,16 @@ from typing import Any
 import pytest
 
 import towpath.http
+from tests.support.api_reference import routes
 from tests.support.wire import Remote
-from towpath import App
-from towpath.http.context import ServerContext
-from towpath.http.health import HealthRoutes
-from towpath.http.options import ServerOptions
-from towpath.http.routes import route_table
 from towpath.http.table import ERRORS, Route, errors_of
 
 SOURCE = Path(towpath.http.__file__).parent
 
 
 @pytest.fixture(scope="module")
-def table() -> Any:
-    with App("memory://") as app:
-        context = ServerContext(app.engine, ServerOptions())
-        yield route_table(context, HealthRoutes(app, context), app)
+def table() -> tuple[Route, ...]:
+    return routes()
 
 
 @pytest.fixture(scope="module")

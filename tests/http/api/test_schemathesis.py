@@ -17,13 +17,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.support.api_reference import routes
 from tests.support.wire import Remote
-from towpath import App
-from towpath.http.context import ServerContext
-from towpath.http.health import HealthRoutes
 from towpath.http.openapi import document
-from towpath.http.options import ServerOptions
-from towpath.http.routes import route_table
 
 # Responses without end, or that wait for an event without limit.
 STREAMS = r"^/v1/(events|queue/(subscribe|dequeue|watch).*|acquire)$"
@@ -38,23 +34,13 @@ CHECKS = [
 schemathesis.serializer.alias("application/msgpack", "text/plain")
 
 
-def described() -> dict[str, Any]:
-    with App("memory://") as app:
-        context = ServerContext(app.engine, ServerOptions())
-        health = HealthRoutes(app, context)
-        try:
-            return document(route_table(context, health, app))
-        finally:
-            health.close()
-
-
 @pytest.fixture(scope="module")
 def session() -> Iterator[requests.Session]:
     with requests.Session() as session:
         yield session
 
 
-schema = schemathesis.openapi.from_dict(described()).exclude(path_regex=STREAMS)
+schema = schemathesis.openapi.from_dict(document(routes())).exclude(path_regex=STREAMS)
 
 
 @schema.parametrize()

@@ -14,7 +14,7 @@ from msgspec import Meta
 from towpath.core import checks
 from towpath.core.job import Job, State
 from towpath.core.views import JobStatus, Query, id_token, page_id
-from towpath.errors import InvalidInput
+from towpath.errors import InvalidInput, shortened
 from towpath.http.access import Principal, Right
 from towpath.http.context import ServerContext
 from towpath.http.exchange import Exchange
@@ -169,12 +169,12 @@ def named_arguments() -> Iterator[None]:
 
 
 @contextmanager
-def known_names(*fields: str) -> Iterator[None]:
-    """Answer a name that does not exist with 404. `fields` are the fields of such an `InvalidInput`."""
+def known_name(field: str, name: str) -> Iterator[None]:
+    """Answer 404 if the name does not exist: `InvalidInput` with this field and the name as the value."""
     try:
         yield
     except InvalidInput as error:
-        if error.field in fields:
+        if error.field == field and error.value == shortened(name):
             raise Problem(404, "unknown_name", str(error)) from None
         raise
 

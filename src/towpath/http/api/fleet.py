@@ -13,7 +13,7 @@ from towpath.core.breaker import BreakerStatus
 from towpath.core.fleet import LaneView
 from towpath.core.schedule import ScheduleStatus
 from towpath.http.access import Right
-from towpath.http.api.common import PageArguments, known_names, page_of_names
+from towpath.http.api.common import PageArguments, known_name, page_of_names
 from towpath.http.api.groups import PauseReason
 from towpath.http.audit import audit
 from towpath.http.context import ServerContext
@@ -116,9 +116,6 @@ class BreakerOpening(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     seconds: Annotated[float, Meta(ge=0)] | UnsetType = UNSET
 
 
-_NAMED = ("schedule", "lane", "breaker")
-
-
 class ScheduleRoutes:
     def __init__(self, app: App) -> None:
         self._schedules = app.schedules
@@ -187,7 +184,7 @@ class ScheduleRoutes:
 
     async def show_schedule(self, exchange: Exchange) -> None:
         name = _named(exchange, Right.CONSUME)
-        with known_names(*_NAMED):
+        with known_name("schedule", name):
             await exchange.answer(await self._schedules.aget(name))
 
     async def set_schedule(self, exchange: Exchange) -> None:
@@ -195,35 +192,35 @@ class ScheduleRoutes:
         change = await exchange.request(ScheduleChange)
         given = {each: getattr(change, each) for each in change.__struct_fields__}
         given = {each: value for each, value in given.items() if value is not UNSET}
-        with known_names(*_NAMED):
+        with known_name("schedule", name):
             status = await self._schedules.aset(name, **given)
         audit(exchange, f"set {', '.join(given) or 'nothing'} of", f"schedule {name}")
         await exchange.answer(status)
 
     async def remove_schedule(self, exchange: Exchange) -> None:
         name = _named(exchange)
-        with known_names(*_NAMED):
+        with known_name("schedule", name):
             await self._schedules.aremove(name)
         audit(exchange, "remove", f"schedule {name}")
         await exchange.answer(Removed(name=name, removed=True))
 
     async def pause_schedule(self, exchange: Exchange) -> None:
         name = _named(exchange)
-        with known_names(*_NAMED):
+        with known_name("schedule", name):
             status = await self._schedules.apause(name)
         audit(exchange, "pause", f"schedule {name}")
         await exchange.answer(status)
 
     async def resume_schedule(self, exchange: Exchange) -> None:
         name = _named(exchange)
-        with known_names(*_NAMED):
+        with known_name("schedule", name):
             status = await self._schedules.aresume(name)
         audit(exchange, "resume", f"schedule {name}")
         await exchange.answer(status)
 
     async def trigger_schedule(self, exchange: Exchange) -> None:
         name = _named(exchange)
-        with known_names(*_NAMED):
+        with known_name("schedule", name):
             id = await self._schedules.atrigger(name)
         audit(exchange, "trigger", f"schedule {name}", 1)
         await exchange.answer(Triggered(name=name, id=id))
@@ -363,14 +360,14 @@ class FleetRoutes:
     async def pause_lane(self, exchange: Exchange) -> None:
         name = _named(exchange)
         why = (await exchange.request(PauseReason)).why or None
-        with known_names(*_NAMED):
+        with known_name("lane", name):
             await self._app.workers.lanes.apause(name, why)
         audit(exchange, "pause", f"lane {name}")
         await exchange.answer(LaneChanged(name=name, paused=True))
 
     async def resume_lane(self, exchange: Exchange) -> None:
         name = _named(exchange)
-        with known_names(*_NAMED):
+        with known_name("lane", name):
             await self._app.workers.lanes.aresume(name)
         audit(exchange, "resume", f"lane {name}")
         await exchange.answer(LaneChanged(name=name, paused=False))
@@ -386,21 +383,21 @@ class FleetRoutes:
         name = _named(exchange)
         opening = await exchange.request(BreakerOpening)
         seconds = None if opening.seconds is UNSET else opening.seconds
-        with known_names(*_NAMED):
+        with known_name("breaker", name):
             record = await self._app.breakers.aopen(name, opening.why, seconds)
         audit(exchange, "open", f"breaker {name}")
         await exchange.answer(record)
 
     async def close_breaker(self, exchange: Exchange) -> None:
         name = _named(exchange)
-        with known_names(*_NAMED):
+        with known_name("breaker", name):
             record = await self._app.breakers.aclose(name)
         audit(exchange, "close", f"breaker {name}")
         await exchange.answer(record)
 
     async def reset_breaker(self, exchange: Exchange) -> None:
         name = _named(exchange)
-        with known_names(*_NAMED):
+        with known_name("breaker", name):
             await self._app.breakers.areset(name)
         audit(exchange, "reset", f"breaker {name}")
         await exchange.answer(Removed(name=name, removed=True))

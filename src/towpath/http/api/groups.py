@@ -84,10 +84,9 @@ class GroupRoutes:
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        unknown = ("unknown_group",)
-        change = partial(
-            Route, method="POST", tag="groups", right=Right.ADMIN, response=GroupStatus, errors=unknown
-        )
+        return (*self._collection(), *self._changes())
+
+    def _collection(self) -> tuple[Route, ...]:
         read = partial(Route, method="GET", tag="groups", right=Right.CONSUME)
         return (
             Route(
@@ -121,8 +120,16 @@ class GroupRoutes:
                 arguments=WaitArguments,
                 response=GroupStatus,
                 responses={202: "The group is not closed yet, and `wait` was given."},
-                errors=(*unknown, "queue_busy"),
+                errors=("unknown_group", "queue_busy"),
             ),
+        )
+
+    def _changes(self) -> tuple[Route, ...]:
+        unknown = ("unknown_group",)
+        change = partial(
+            Route, method="POST", tag="groups", right=Right.ADMIN, response=GroupStatus, errors=unknown
+        )
+        return (
             change(
                 path="/v1/groups/{id}/abort",
                 handler=self.abort,
@@ -196,7 +203,7 @@ class GroupRoutes:
         arguments = exchange.query(WaitArguments)
         status = await self._status(exchange, Right.CONSUME)
         if status.state is not GroupState.CLOSED and arguments.wait > 0:
-            ended = self._engine.watch.until_ended(status.id, True, arguments.wait)
+            ended = partial(self._engine.watch.until_ended, status.id, True, arguments.wait)
             await self._polls.wait(exchange, ended)
             status = await self._status(exchange, Right.CONSUME)
         waits = arguments.wait > 0 and status.state is not GroupState.CLOSED

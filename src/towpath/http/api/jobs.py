@@ -46,6 +46,8 @@ from towpath.tasks.handles import AttemptView, JobHandle
 MAX_WAIT = 300
 """Seconds of a long poll."""
 MAX_WITH_BODIES = 100
+_FINISHED = tuple(state for state in State if state in FINISHED)
+_UNFINISHED = tuple(state for state in State if state not in FINISHED)
 
 
 class JobListArguments(JobArguments, forbid_unknown_fields=True, kw_only=True):
@@ -257,7 +259,7 @@ class JobRoutes:
         arguments = exchange.query(WaitArguments)
         job = await self._job(exchange, Right.CONSUME)
         if job.state not in FINISHED and arguments.wait > 0:
-            ended = self._engine.watch.until_ended(job.id, False, arguments.wait)
+            ended = partial(self._engine.watch.until_ended, job.id, False, arguments.wait)
             await self._polls.wait(exchange, ended)
         view = status_of(await self._job(exchange, Right.CONSUME, bodies=True))
         fields = {name: getattr(view, name) for name in JobResult.__struct_fields__}
@@ -284,14 +286,13 @@ class JobRoutes:
         await self._changed(exchange, True)
 
     async def cancel_many(self, exchange: Exchange) -> None:
-        unfinished = tuple(state for state in State if state not in FINISHED)
-        await change_selected(self._context, exchange, "cancel", unfinished, cancel_all)
+        await change_selected(self._context, exchange, "cancel", _UNFINISHED, cancel_all)
 
     async def retry_many(self, exchange: Exchange) -> None:
         await change_selected(self._context, exchange, "retry", (State.FAILED, State.CANCELED), revive_all)
 
     async def purge_many(self, exchange: Exchange) -> None:
-        await change_selected(self._context, exchange, "purge", tuple(FINISHED), purge_all)
+        await change_selected(self._context, exchange, "purge", _FINISHED, purge_all)
 
     async def _changed(self, exchange: Exchange, changed: bool) -> None:
         job = await self._job(exchange, Right.ADMIN)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,13 +20,13 @@ class LongPolls:
         self._limit = limit
         self.open = 0
 
-    async def wait(self, exchange: Exchange, event: Coroutine[Any, Any, object]) -> None:
-        """Wait for the event, at most until the server drains. Raises `Disconnected` if the client leaves,
-        and a `Problem` if too many requests wait."""
+    async def wait(self, exchange: Exchange, event: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Wait until the coroutine of `event` returns, at most until the server drains. Raises `Disconnected`
+        if the client leaves, and a `Problem` if too many requests wait."""
         with self.place():
             waits = [
                 asyncio.ensure_future(each)
-                for each in (event, exchange.disconnected(), self._context.drained.wait())
+                for each in (event(), exchange.disconnected(), self._context.drained.wait())
             ]
             try:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
