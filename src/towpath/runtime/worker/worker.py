@@ -213,7 +213,7 @@ class Worker:
         """In the committing thread."""
         self._counts.taken += len(claims)
         try:
-            self._loop.call_soon_threadsafe(self._accept, buffer, claims)
+            self._loop.call_soon_threadsafe(self._accept, buffer, claims, context=self._runs.context)
         except RuntimeError:
             # The loop is closed.
             for claim in claims:
@@ -380,7 +380,7 @@ class Worker:
     def _call(self, function: Callable[..., None], *args: Any) -> None:
         """Call a function on the loop, from any thread. Does nothing after the loop is closed."""
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, *args)
+            self._loop.call_soon_threadsafe(function, *args, context=self._runs.context)
 
     def _on_lost(self, id: str) -> None:
         if (run := self._runs.get(id)) is not None:
