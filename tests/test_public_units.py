@@ -187,14 +187,14 @@ def test_breakers_have_datetimes(app: App) -> None:
     app.task(name="fetch", queue="orders", breaker=Breaker("x", failures=3))(print)
     declare(app._registry)
     [closed] = app.breakers.list()
-    assert (closed.phase, closed.since, closed.until, closed.trips) == ("closed", None, None, 0)
+    assert (closed.state, closed.since, closed.until, closed.trips) == ("closed", None, None, 0)
     opened = app.breakers.open("x", "a migration", for_=60)
     assert opened.since is not None
     assert opened.until is not None
     assert 59.9 < (opened.until - opened.since).total_seconds() < 60.1
     assert app.breakers.list() == [opened]
     plain = opened.as_dict()
-    assert (plain["phase"], plain["why"], plain["until"][:2]) == ("open", "by hand: a migration", "20")
+    assert (plain["state"], plain["why"], plain["until"][:2]) == ("open", "by hand: a migration", "20")
     forever = app.breakers.open("x")
     assert (forever.until, forever.trips, forever.gates[0].queue) == (None, 2, "orders")
 

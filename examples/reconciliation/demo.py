@@ -201,7 +201,7 @@ class Screen:
 def breaker_states() -> dict[str, str]:
     """`open (5 failures in 60 s)`, by platform."""
     return {
-        each.name: each.phase.value + (f" ({each.why})" if each.why else "")
+        each.name: each.state.value + (f" ({each.why})" if each.why else "")
         for each in work.app.breakers.list()
     }
 

@@ -423,7 +423,7 @@ def test_failures_among_many_successes_do_not_open_it(
         app.run(burst=True, concurrency=2)
         assert len(failed) == 8
         [record] = app.breakers.list()
-        assert (record.phase, record.trips) == (Phase.CLOSED, 0)
+        assert (record.state, record.trips) == (Phase.CLOSED, 0)
 
 
 def test_the_log_has_the_reason_of_a_closed_breaker(

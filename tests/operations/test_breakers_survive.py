@@ -219,7 +219,7 @@ def test_new_settings_of_a_call_hold(bench: Bench, service: Service) -> None:
     breakers.report(Breaker("y", failures=2), None, False, now, now)
     assert bench.app.breakers.phase("y") is Phase.OPEN
     [record] = [each for each in bench.app.breakers.list() if each.name == "y"]
-    assert record.settings.failures == 2
+    assert record.failures == 2
 
 
 def test_a_name_that_was_lost_is_written_again(bench: Bench, service: Service) -> None:

@@ -247,27 +247,6 @@ def _open_app(session: Session, name: str | None = None) -> Iterator[App]:
         yield app
 
 
-def breaker_data(found: BreakerStatus) -> dict[str, Any]:
-    settings = found.settings
-    return {
-        "name": found.name,
-        "state": found.phase.value,
-        "until": format_time(found.until),
-        "why": found.why or None,
-        "since": format_time(found.since),
-        "failed": found.failed,
-        "calls": found.calls,
-        "ratio": settings.ratio,
-        "volume": None if settings.ratio is None else settings.volume,
-        "failures": settings.failures,
-        "window": settings.window,
-        "cooldown": settings.cooldown,
-        "probes": settings.probes,
-        "trips": found.trips,
-        "gates": [{"queue": gate.queue, "part": gate.part} for gate in found.gates],
-    }
-
-
 @breakers.command("list")
 @pass_session
 def list_all(session: Session, /) -> int:
@@ -278,7 +257,7 @@ def list_all(session: Session, /) -> int:
     with _open_app(session) as app:
         found = app.breakers.list()
     print_result(
-        session.json, {"breakers": [breaker_data(each) for each in found]}, lambda: _breaker_table(found)
+        session.json, {"breakers": [each.as_dict() for each in found]}, lambda: _breaker_table(found)
     )
     return OK
 
@@ -288,20 +267,16 @@ def _breaker_table(found: list[BreakerStatus]) -> object:
         return "There are no breakers. Declare one with @app.task(breaker=...)."
     at, rows = now(), []
     for each in found:
-        data = breaker_data(each)
         left = (
             None if each.until is None else f"in {format_span(max(0, micros(each.until.timestamp()) - at))}"
         )
-        failed = f"{data['failed']} of {data['failures']} in {data['window']:g} s"
-        if data["ratio"] is not None:
-            failed = (
-                f"{data['failed']} of {data['calls']} calls in {data['window']:g} s, opens at "
-                f"{data['ratio']:.0%}"
-            )
+        failed = f"{each.failed} of {each.failures} in {each.window:g} s"
+        if each.ratio is not None:
+            failed = f"{each.failed} of {each.calls} calls in {each.window:g} s, opens at {each.ratio:.0%}"
         gates = ", ".join(
             gate.queue if gate.part is None else f"{gate.queue} {gate.part}" for gate in each.gates
         )
-        rows.append((data["name"], data["state"], left, failed, data["trips"], gates or None, data["why"]))
+        rows.append((each.name, each.state.value, left, failed, each.trips, gates or None, each.why))
     return table(("name", "state", "probes", "failures", "trips", "gates", "why"), rows, numbers=("trips",))
 
 
@@ -339,5 +314,5 @@ def reset_one(session: Session, /, name: str) -> int:
 
 
 def _print_breaker(session: Session, found: BreakerStatus, sentence: str) -> int:
-    print_result(session.json, breaker_data(found), sentence)
+    print_result(session.json, found.as_dict(), sentence)
     return OK

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 import msgspec
@@ -20,7 +21,7 @@ from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.commands import SetPart, SetQueue
 from towpath.core.job import Word
-from towpath.core.views import NoteView
+from towpath.core.views import NoteView, Readable
 from towpath.errors import InvalidInput
 
 INDEX: Final = "towpath/breakers"
@@ -31,6 +32,8 @@ LONGEST: Final = 7 * checks.DAY
 ASK_AGAIN: Final = 60 * SECOND
 """A refused caller asks again after this time, or after a longer cool-down: an operator may close the breaker
 long before its time."""
+UNBOUNDED: Final = 100 * 365 * checks.DAY
+"""A later end means: open until it is closed by hand."""
 _REASON: Final = "breaker "
 
 
@@ -280,6 +283,59 @@ class Record(msgspec.Struct, frozen=True):
         if gate.part is None:
             return SetQueue(queue=gate.queue, cap=cap, not_before=self.status.until, why=why)
         return SetPart(queue=gate.queue, part=gate.part, cap=cap, not_before=self.status.until, why=why)
+
+
+class BreakerPlace(msgspec.Struct, frozen=True):
+    """A queue, or a part of it, that a breaker holds."""
+
+    queue: str
+    part: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerStatus(Readable):
+    """A breaker at one moment. `failed` failures count, with a `ratio` of `calls`. `until` is None unless it
+    is open for a limited time. `window` and `cooldown` are seconds."""
+
+    name: str
+    state: Phase
+    until: datetime | None
+    why: str | None
+    since: datetime | None
+    failed: int
+    calls: int | None
+    ratio: float | None
+    volume: int | None
+    failures: int
+    window: float
+    cooldown: float
+    probes: int
+    trips: int
+    gates: tuple[BreakerPlace, ...]
+
+
+def breaker_status(record: Record, now: int) -> BreakerStatus:
+    status, settings = record.status, record.breaker
+    phase, (count, calls) = status.phase(now), record.counted(now)
+    limited = phase is Phase.OPEN and status.until - now < UNBOUNDED
+    rated = settings.ratio is not None
+    return BreakerStatus(
+        name=settings.name,
+        state=phase,
+        until=checks.utc(status.until) if limited else None,
+        why=status.why or None,
+        since=checks.optional_utc(status.since or None),
+        failed=count,
+        calls=calls if rated else None,
+        ratio=settings.ratio,
+        volume=settings.volume if rated else None,
+        failures=settings.failures,
+        window=window_of(settings) / SECOND,
+        cooldown=cooldown_of(settings) / SECOND,
+        probes=settings.probes,
+        trips=status.trips,
+        gates=tuple(BreakerPlace(gate.queue, gate.part) for gate in record.gates),
+    )
 
 
 class GateReason(NamedTuple):

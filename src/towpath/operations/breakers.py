@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from datetime import datetime
 from types import TracebackType
 from typing import Any
 
@@ -18,11 +16,12 @@ from msgspec.structs import replace
 
 from towpath.core import breaker as rules
 from towpath.core import checks
-from towpath.core.breaker import Breaker, BreakerGate, Phase, Record
+from towpath.core.breaker import Breaker, Phase, Record
+from towpath.core.breaker import BreakerStatus as BreakerStatus
+from towpath.core.breaker import breaker_status as breaker_status
 from towpath.core.commands import Settle
 from towpath.core.job import ClaimedJob, Done, Job, Outcome, Reason, Release, RetryOutcome
 from towpath.core.retry import Chance
-from towpath.core.views import Readable
 from towpath.errors import InvalidInput
 from towpath.runtime.breakers import Breakers, Place
 from towpath.runtime.engine import Engine
@@ -201,48 +200,6 @@ class _Report:
 
 
 # By hand
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakerStatus(Readable):
-    """A circuit breaker at one moment. `settings` are its `Breaker`; `gates` are the queues and parts that it
-    closes."""
-
-    name: str
-    phase: Phase
-    why: str
-    """The cause of the last change; empty before the first one."""
-    since: datetime | None
-    """The time of the last change: it opened or closed. None before the first one."""
-    until: datetime | None
-    """The time at which an open breaker becomes half open. None if it is not open, or is open until
-    `close`."""
-    failed: int
-    """Failures that count now."""
-    calls: int | None
-    """Calls that count now; None without a ratio."""
-    trips: int
-    """How often it has opened."""
-    settings: Breaker
-    gates: tuple[BreakerGate, ...]
-
-
-def breaker_status(record: Record, now: int) -> BreakerStatus:
-    status, phase = record.status, record.status.phase(now)
-    failed, calls = record.counted(now)
-    bounded = phase is Phase.OPEN and status.until < checks.FOREVER
-    return BreakerStatus(
-        name=record.breaker.name,
-        phase=phase,
-        why=status.why,
-        since=checks.optional_utc(status.since or None),
-        until=checks.utc(status.until) if bounded else None,
-        failed=failed,
-        calls=None if record.breaker.ratio is None else calls,
-        trips=status.trips,
-        settings=record.breaker,
-        gates=record.gates,
-    )
 
 
 All = list[BreakerStatus]

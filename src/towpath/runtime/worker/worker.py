@@ -223,7 +223,8 @@ class Worker:
     def _accept(self, buffer: ClaimBuffer, claims: list[ClaimedJob]) -> None:
         if self._engine.bus.wants(JobsClaimed):
             ids = tuple([claim.id for claim in claims])
-            self._engine.bus.publish(JobsClaimed(ids, self._engine.owner))
+            queues = tuple(sorted({claim.job.queue for claim in claims}))
+            self._engine.bus.publish(JobsClaimed(ids, queues, self._engine.owner))
         self._engine.leases.hold(claims, self._lease, self._lost, self._stop_requested)
         buffer.add(claims, self._engine.committer.batch_seconds)
         if self._stopping or self._paused or buffer is not self.buffer:
