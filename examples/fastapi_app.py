@@ -39,7 +39,7 @@ async def rates() -> AsyncIterator[Rates]:
 
 @hooks.middleware
 async def log_attempt(job: Running) -> AsyncIterator[None]:
-    print("attempt", job.attempt, "at", job.task.kind)
+    print("attempt", job.attempt, "at", job.kind)
     yield
 
 

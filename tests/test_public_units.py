@@ -194,7 +194,7 @@ def test_breakers_have_datetimes(app: App) -> None:
     assert 59.9 < (opened.until - opened.since).total_seconds() < 60.1
     assert app.breakers.list() == [opened]
     plain = opened.as_dict()
-    assert (plain["phase"], plain["why"], plain["until"][:2]) == ("open", "by hand: a migration", "20")
+    assert (plain["state"], plain["why"], plain["until"][:2]) == ("open", "by hand: a migration", "20")
     forever = app.breakers.open("x")
     assert (forever.until, forever.trips, forever.gates[0].queue) == (None, 2, "orders")
 

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from towpath import App
 from towpath.errors import InvalidInput
 from towpath.tasks.codec import Codec, decode, encode
 
@@ -269,3 +270,31 @@ def test_a_signature_that_cannot_work() -> None:
         InvalidInput, match=r"parameter a of task t has the type .*more than one str-like type"
     ):
         codec(two_texts)
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        (b'{"m":1}', "add(n, tags=()) cannot be called with {\"m\":1}: argument 'm' is unexpected"),
+        (b"{}", "add(n, tags=()) cannot be called with {}: argument 'n' is missing"),
+        (b"[1]", "add: the JSON of the arguments is [1]; it must be object, not array"),
+        (b"", "add: the JSON of the arguments is empty: input data was truncated"),
+        (b"\xff", "add: the JSON of the arguments is \\xff: JSON is malformed: invalid character (byte 0)"),
+        (b'{"n":"x"}', "add: argument n is 'x'; it must be int, not str"),
+        (b'{"n":1,"tags":[2]}', "add: argument tags is [2]: expected `str`, got `int` at tags[0]"),
+    ],
+)
+def test_a_stored_payload_that_does_not_fit_is_described(payload: bytes, message: str) -> None:
+    def add(n: int, tags: tuple[str, ...] = ()) -> None: ...
+
+    task = App("memory://").task(name="add")(add)
+    with pytest.raises(InvalidInput) as caught:
+        task.codec.decode(payload)
+    assert str(caught.value) == message
+
+
+def test_a_long_payload_is_shortened() -> None:
+    task = App("memory://").task(name="t")(lambda: None)
+    with pytest.raises(InvalidInput) as caught:
+        task.codec.decode(b'{"m":"' + b"z" * 10_000 + b'"}')
+    assert len(str(caught.value)) < 200

@@ -76,12 +76,14 @@ def test_values_of_extra_stay(app: App, kept: Kept) -> None:
     @app.task(name="own")
     def own() -> None:
         log.info("x", extra={"kind": "mine"})
+        log.info("x", extra={"job_id": "another"})
 
     own.enqueue()
     app.run(burst=True)
-    [record] = kept.records
-    assert vars(record)["kind"] == "mine"
-    assert vars(record)["job_label"].startswith("[own ")
+    mine, of_another = map(vars, kept.records)
+    assert mine["kind"] == "mine"
+    assert mine["job_label"].startswith("[own ")
+    assert (of_another["job_label"], "kind" in of_another) == ("", False)
 
 
 def _broken_setup() -> None:

@@ -267,20 +267,16 @@ def _breaker_table(found: list[BreakerStatus]) -> object:
         return "There are no breakers. Declare one with @app.task(breaker=...)."
     at, rows = now(), []
     for each in found:
-        data = each.as_dict()
         left = (
             None if each.until is None else f"in {format_span(max(0, micros(each.until.timestamp()) - at))}"
         )
-        failed = f"{data['failed']} of {data['failures']} in {data['window']:g} s"
-        if data["ratio"] is not None:
-            failed = (
-                f"{data['failed']} of {data['calls']} calls in {data['window']:g} s, opens at "
-                f"{data['ratio']:.0%}"
-            )
+        failed = f"{each.failed} of {each.failures} in {each.window:g} s"
+        if each.ratio is not None:
+            failed = f"{each.failed} of {each.calls} calls in {each.window:g} s, opens at {each.ratio:.0%}"
         gates = ", ".join(
             gate.queue if gate.part is None else f"{gate.queue} {gate.part}" for gate in each.gates
         )
-        rows.append((data["name"], data["state"], left, failed, data["trips"], gates or None, data["why"]))
+        rows.append((each.name, each.state.value, left, failed, each.trips, gates or None, each.why))
     return table(("name", "state", "probes", "failures", "trips", "gates", "why"), rows, numbers=("trips",))
 
 

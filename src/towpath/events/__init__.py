@@ -71,6 +71,8 @@ class JobsClaimed(Event):
     sentence = "{owner} claimed: {ids}"
 
     ids: tuple[str, ...]
+    queues: tuple[str, ...]
+    """The queues of the jobs, each once."""
     owner: str
 
 

@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from towpath.core import breaker as rules
 from towpath.core import checks
-from towpath.core.breaker import Breaker, Phase, Record, breaker_status
+from towpath.core.breaker import Breaker, Phase, Record
 from towpath.core.breaker import BreakerStatus as BreakerStatus
+from towpath.core.breaker import breaker_status as breaker_status
 from towpath.core.commands import Settle
 from towpath.core.job import ClaimedJob, Done, Job, Outcome, Reason, Release, RetryOutcome
 from towpath.core.retry import Chance

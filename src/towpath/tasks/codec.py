@@ -35,6 +35,7 @@ Bound = tuple[tuple[Any, ...], dict[str, Any]]
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _BYTES = (bytes, bytearray)
 _TYPES = re.compile(r"Expected `([^`]*)`, got `([^`]*)`")
+_FIELD = re.compile(r"Object (contains unknown|missing required) field `([^`]*)`")
 _PATH = re.compile(r" - at `\$\.?([^.`\[]*)([^`]*)`$")
 
 
@@ -176,15 +177,7 @@ class Codec:
             given = [shortened(each, 40) for each in args]
             given += [f"{name}={shortened(value, 40)}" for name, value in kwargs.items()]
             shown = ", ".join(given)
-            wanted = ", ".join(
-                str(each.replace(annotation=Parameter.empty)) for each in self.parameters.values()
-            )
-            raise InvalidInput(
-                field=f"{self.name}()",
-                value=Described(shown),
-                expected=f"({wanted})",
-                message=f"{self.name}({wanted}) cannot be called with ({shown}): {error}",
-            ) from None
+            raise self._no_call(f"({shown})", str(error)) from None
 
     def encode(self, arguments: Mapping[str, Any]) -> bytes:
         """The payload of a call. Raises InvalidInput naming task, parameter and value."""
@@ -298,19 +291,36 @@ class Codec:
         message = f"{self._argument(name)} is {shown}; it must be {expected}"
         return InvalidInput(field=field, value=value, expected=expected, message=message)
 
+    def _no_call(self, shown: str, why: str) -> InvalidInput:
+        """The error of arguments that the signature does not have, or lacks."""
+        wanted = ", ".join(str(each.replace(annotation=Parameter.empty)) for each in self.parameters.values())
+        message = f"{self.name}({wanted}) cannot be called with {shown}: {why}"
+        return InvalidInput(
+            field=f"{self.name}()", value=Described(shown), expected=f"({wanted})", message=message
+        )
+
     def _argument(self, name: str) -> str:
         """An argument, or all of them, as the subject of an error."""
-        return f"{self.name}: argument {name}" if name else f"{self.name}: the object of all arguments"
+        return f"{self.name}: argument {name}" if name else f"{self.name}: the JSON of the arguments"
 
     def _unfit(self, error: Exception, given: Mapping[str, Any] | bytes) -> InvalidInput:
         """The error of arguments, or of a stored payload, that msgspec refuses."""
         text, name = _where(error)
-        value = given if isinstance(given, bytes) else given.get(name)
+        if isinstance(given, bytes):
+            shown = given[:77].decode("ascii", "backslashreplace") + "..." * (len(given) > 77)
+            if (found := _FIELD.fullmatch(text)) and not name:
+                why = "unexpected" if found[1].startswith("contains") else "missing"
+                return self._no_call(shown, f"argument {found[2]!r} is {why}")
+            plain = _any(given)
+            value = plain.get(name) if name and isinstance(plain, Mapping) else Described(shown or "empty")
+        else:
+            value = given.get(name)
         if types := _TYPES.fullmatch(text):
             return self._wrong(name, value, f"{_in_python(types[1])}, not {_in_python(types[2])}")
         field = f"{self.name}({name})"
-        reason = text[:1].lower() + text[1:]
-        message = f"{self._argument(name)} is {shortened(value)}: {reason}"
+        reason = text if text.startswith("JSON") else text[:1].lower() + text[1:]
+        shown = value if isinstance(value, Described) else shortened(value)
+        message = f"{self._argument(name)} is {shown}: {reason}"
         return InvalidInput(field=field, value=value, expected=reason, message=message)
 
 

@@ -14,12 +14,13 @@ class JobLogFilter(logging.Filter):
 
     Add it to a handler of `logging`, not to a logger: a logger does not filter the records of its children.
     A thread that a handler starts has no job, unless it runs in a copy of the context. Values of `extra`
-    stay."""
+    stay; a record with a `job_id` is left as it is, because a handler that commits may log the end of other
+    jobs."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         found = running.get()
         label = ""
-        if found is not None:
+        if found is not None and not hasattr(record, "job_id"):
             fields = job_fields(found.record)
             label = f"[{fields['kind']} {found.record.short_id}] "
             vars(record).update(fields | vars(record))

@@ -4,6 +4,7 @@ that they share."""
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import sys
 import threading
@@ -79,6 +80,9 @@ class HandlerRuns:
     def open(self, slots: int) -> None:
         """On the loop."""
         self._loop = asyncio.get_running_loop()
+        self.context = contextvars.copy_context()
+        """The context of the worker. Each handler runs in a copy: a job that starts when another one ends, or
+        when the thread of a handler commits, must not have the context variables of that handler."""
         self._threads = ThreadPool(slots, self._loop)
         self._processes = ProcessPool(self._child) if self._child is not None else None
 
@@ -110,9 +114,12 @@ class HandlerRuns:
         self._by_id[job.id] = run
         if attempt.mode == "loop":
             # `loop.create_task` costs half as much again, and handlers need no task factory.
-            run.task = asyncio.Task(self._run_on_loop(run), loop=self._loop, name=job.kind)
+            run.task = asyncio.Task(
+                self._run_on_loop(run), loop=self._loop, name=job.kind, context=self.context.copy()
+            )
         else:
             work = attempt.run if attempt.mode == "thread" else partial(_run_in_process, run, self._processes)
+            work = partial(self.context.copy().run, work)
             self._threads.submit(work, lambda settle, error: self._returned(run, settle, error))
         if attempt.timeout is not None:
             run.timer = self._loop.call_later(attempt.timeout, self._timed_out, run)

@@ -213,7 +213,7 @@ class Worker:
         """In the committing thread."""
         self._counts.taken += len(claims)
         try:
-            self._loop.call_soon_threadsafe(self._accept, buffer, claims)
+            self._loop.call_soon_threadsafe(self._accept, buffer, claims, context=self._runs.context)
         except RuntimeError:
             # The loop is closed.
             for claim in claims:
@@ -223,7 +223,8 @@ class Worker:
     def _accept(self, buffer: ClaimBuffer, claims: list[ClaimedJob]) -> None:
         if self._engine.bus.wants(JobsClaimed):
             ids = tuple([claim.id for claim in claims])
-            self._engine.bus.publish(JobsClaimed(ids, self._engine.owner))
+            queues = tuple(sorted({claim.job.queue for claim in claims}))
+            self._engine.bus.publish(JobsClaimed(ids, queues, self._engine.owner))
         self._engine.leases.hold(claims, self._lease, self._lost, self._stop_requested)
         buffer.add(claims, self._engine.committer.batch_seconds)
         if self._stopping or self._paused or buffer is not self.buffer:
@@ -380,7 +381,7 @@ class Worker:
     def _call(self, function: Callable[..., None], *args: Any) -> None:
         """Call a function on the loop, from any thread. Does nothing after the loop is closed."""
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, *args)
+            self._loop.call_soon_threadsafe(function, *args, context=self._runs.context)
 
     def _on_lost(self, id: str) -> None:
         if (run := self._runs.get(id)) is not None:
