@@ -52,6 +52,14 @@ OUTPUT = {
         "total: 42",
     ],
     "fastapi_app.py": ["202 ['id']", "attempt 1 at convert", "{'result': 235.0}", "404", "client closed"],
+    "http_consumer.py": [
+        "stored 3 orders",
+        "attempt 2 of rope",
+        "packed lamp",
+        "packed rope",
+        "packed sail",
+        "left: False",
+    ],
     "cron_in_tests.py": ["a month of cron_in_tests.nightly, cron_in_tests.sweep has passed"],
 }
 

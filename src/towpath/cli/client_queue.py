@@ -369,7 +369,10 @@ def watch(session: Session, /, name: str | None, count: int | None, output: str 
 @count_option
 @pass_session
 def subscribe(session: Session, /, name: str | None, count: int | None, **options: Any) -> int:
-    """Receive messages as they arrive; one JSON document on a line."""
+    """Receive messages as they arrive, one on a line.
+
+    A line is the JSON document of `dequeue --json`. The lease of a message is not extended.
+    """
     given: Any = {"stateful": options["stateful"], **_consumer(options)}
     with opened() as client:
         with client.subscribe(
