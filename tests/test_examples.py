@@ -59,6 +59,14 @@ OUTPUT = {
         "ready: 200",
     ],
     "litestar_mount.py": ["{'result': 'hello ada'}", "orders has a message of 4 bytes", "head: True"],
+    "http_consumer.py": [
+        "stored 3 orders",
+        "attempt 2 of rope",
+        "packed lamp",
+        "packed rope",
+        "packed sail",
+        "left: False",
+    ],
     "cron_in_tests.py": ["a month of cron_in_tests.nightly, cron_in_tests.sweep has passed"],
 }
 

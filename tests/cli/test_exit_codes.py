@@ -184,7 +184,7 @@ def test_every_error_of_the_library_has_a_code(kind: type[errors.TowpathError]) 
         error.details = {}
         Exception.__init__(error, kind.sentence.format_map(_Anything()))
     failure = as_failure(error)
-    if issubclass(kind, errors.LedgerError):
+    if issubclass(kind, errors.LedgerError | errors.ServerAway | errors.ServerBusy):
         assert failure.code == UNAVAILABLE
         assert failure.step
     elif issubclass(kind, errors.UnknownJob | errors.UnknownGroup):

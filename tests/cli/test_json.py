@@ -44,11 +44,15 @@ ARGUMENTS: dict[str, list[str]] = {
 """Arguments by command; a command that is not here needs none, or is one of `NAMED`."""
 NAMED = ("workers", "lanes", "groups", "breakers", "schedules")
 """Groups of commands about things that this ledger does not have: exit code 3 with an error as JSON."""
-ELSEWHERE = {"demo", "dev", "jobs debug", "serve"} | {
-    f"auth {name}" for name in ("token revoke", "new server", "new client", "revoke", "inspect")
-}
-"""`demo`, `jobs debug`, `serve` and `auth` have tests of their own for their JSON; `dev` runs until a
-signal."""
+ELSEWHERE = {
+    "demo",
+    "dev",
+    "jobs debug",
+    "serve",
+    *(path for path in PATHS if path.startswith("client ")),
+} | {f"auth {name}" for name in ("token revoke", "new server", "new client", "revoke", "inspect")}
+"""`demo`, `jobs debug`, `serve`, `client` and `auth` have tests of their own for their JSON; `dev` runs until
+a signal."""
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ LEAVES = dict(leaves())
 
 def parsed(example: str) -> str:
     """The command an example calls, after it has taken all of the arguments."""
+    example = re.sub(r'^eval "\$\((.*)\)"$', r"\1", example)
     [words] = [shlex.split(part) for part in example.split(" | ") if "towpath" in part]
     assert words.pop(0) == "towpath"
     command: click.Command = root

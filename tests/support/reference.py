@@ -9,10 +9,12 @@ from pathlib import Path
 import click
 
 from towpath.cli.base import root, shared_options
+from towpath.cli.client_base import connection_options
 
 PATH = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 HEAD = "| option | meaning |\n|---|---|\n"
-SHARED = {parameter.name for parameter in shared_options()}
+SHARED = {parameter.name for parameter in [*shared_options(), *connection_options()]}
+"""Options that all commands have, or all commands of `client`: the page describes them once."""
 
 
 def leaves(command: click.Command = root, path: str = "towpath") -> Iterator[tuple[str, click.Command]]:

@@ -201,7 +201,10 @@ EXIT_CODES: Mapping[int, str] = {
     REFUSED: "refused or failed; the reason is on stderr",
     BAD_INPUT: "wrong usage or invalid input; nothing was changed",
     NOT_FOUND: "not found: no message available, or an unknown id, queue or group",
-    UNAVAILABLE: "the ledger is unavailable: missing, busy, read-only, full, damaged or not a ledger",
+    UNAVAILABLE: (
+        "the ledger is unavailable: missing, busy, read-only, full, damaged or not a ledger; "
+        "or the HTTP server is"
+    ),
     STUCK: "the worker ended because handlers that do not stop held all of its slots; start it again",
     INTERRUPTED: "interrupted by Ctrl-C, or a confirmation was declined",
 }
@@ -256,6 +259,12 @@ NEXT_STEPS: Mapping[type[errors.TowpathError], str] = {
         "Start the worker again. Give these tasks timeouts inside the handler, `current().check()`, or "
         "process=True."
     ),
+    errors.NotAllowed: "Give a valid token (--token-file, TOWPATH_TOKEN) or --bundle, or ask for the right.",
+    errors.LostLease: "Dequeue the message again. For long work extend it, or use a longer --visibility.",
+    errors.LockBusy: "Try again later, or with a longer --block.",
+    errors.ServerBusy: "Try again later.",
+    errors.ServerAway: "Check that the server is running (`towpath serve`) and that --server is right.",
+    errors.BadResponse: "Check --server: the answer may be that of another program or of a proxy.",
     errors.InvalidInput: "Nothing was changed. Add --help to the command to see its arguments.",
     errors.LedgerError: "`towpath doctor` checks the ledger and its environment.",
 }
@@ -323,7 +332,8 @@ def exit_code_of(error: errors.TowpathError) -> int:
         return BAD_INPUT
     if isinstance(error, errors.WorkerStuck):
         return STUCK
-    return UNAVAILABLE if isinstance(error, errors.LedgerError) else REFUSED
+    away = errors.LedgerError | errors.ServerAway | errors.ServerBusy
+    return UNAVAILABLE if isinstance(error, away) else REFUSED
 
 
 def as_failure(error: BaseException) -> Failure:
@@ -438,6 +448,7 @@ COMMANDS = {
     "dev": ("worker:dev", "Run a worker that restarts when your code changes."),
     "serve": ("serve:serve", "Serve queues and locks over HTTP."),
     "auth": ("auth:auth", "Make tokens and certificates for clients of the HTTP server."),
+    "client": ("client:client", "Call an HTTP server: queues, locks, documents."),
     "enqueue": ("messages:enqueue", "Enqueue a job for the task KIND."),
     "put": ("messages:put", "Put a message into a queue."),
     "get": ("messages:get", "Claim messages from QUEUE (or a pattern with *)."),

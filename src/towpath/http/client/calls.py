@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,7 +14,7 @@ from towpath.errors import BadResponse, CallFailed, InvalidInput, ServerAway, Se
 from towpath.http.client import requests
 from towpath.http.client.connection import ClientSettings
 from towpath.http.client.frames import EventParser, Malformed
-from towpath.http.client.received import Delivery, MessageStream
+from towpath.http.client.received import HeldDelivery, MessageStream
 from towpath.http.client.requests import (
     LONG_POLL,
     WAITING,
@@ -136,7 +136,7 @@ class Calls:
     ) -> MessageStream | None:
         """The messages of a dequeue or subscribe; None if there is none within the wait."""
         options = {"namespace": self.settings.namespace, **options}
-        wait = options.get("wait", 0.0)
+        wait = options.get("wait", None if stream else 0.0)
         left = None if wait is None else float(requests.whole_seconds("wait", wait))
         if not 1 <= page <= MAX_PAGE:
             raise InvalidInput(field="n", value=page, expected=f"a whole number from 1 to {MAX_PAGE}")
@@ -152,7 +152,7 @@ class Calls:
             if left is not None and (left := left - max(seconds, time.monotonic() - started)) < 1:
                 return None
 
-    async def dequeue(self, queue: str, options: ReceiveOptions) -> Delivery | None:
+    async def dequeue(self, queue: str, options: ReceiveOptions) -> HeldDelivery | None:
         stream = await self.receive(queue, 1, options)
         return None if stream is None else await stream.single()
 
@@ -224,15 +224,19 @@ class EventStream:
             if not piece:
                 return None
             try:
-                found: Sequence[tuple[str, bytes]] = list(self._parser.feed(piece))
-            except Malformed as error:
-                raise BadResponse(call="watch", server=self._calls.server, why=str(error)) from None
-            self._events += [
-                requests.decoded("watch", self._calls.server, data, WatchEvent)
-                for name, data in found
-                if name == "queue_watch"
-            ]
+                self._events += self._parsed(piece)
+            except BadResponse:
+                await self.close()
+                raise
         return self._events.pop(0)
+
+    def _parsed(self, piece: bytes) -> Iterator[WatchEvent]:
+        try:
+            for name, data in self._parser.feed(piece):
+                if name == "queue_watch":
+                    yield requests.decoded("watch", self._calls.server, data, WatchEvent)
+        except Malformed as error:
+            raise BadResponse(call="watch", server=self._calls.server, why=str(error)) from None
 
     async def close(self) -> None:
         await self._response.close()

@@ -194,9 +194,9 @@ class QueueClient:
     def subscribe(
         self, queue: str, prefetch: int = PREFETCH, **options: Unpack[ReceiveOptions]
     ) -> ReceivedMessages:
-        """Messages as they arrive, in one response. It ends if there is no first message within `wait`, and
-        when the server drains. The server sends without waiting for acks; `consume` limits the messages that
-        are held."""
+        """Messages as they arrive, in one response. It ends if there is no first message within `wait`
+        (without limit if it is not given), and when the server drains. The server sends without waiting for
+        acks; `consume` limits the messages that are held."""
         return ReceivedMessages(partial(self._calls.receive, queue, prefetch, options, stream=True))
 
     def ack(self, receipt: DeliveryReceipt) -> None:

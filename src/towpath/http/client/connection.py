@@ -70,6 +70,7 @@ def settings(
         server = variable(SERVER_VARIABLES) or DEFAULT_SERVER
     if bundle is None and ca is None:
         bundle = variable(BUNDLE_VARIABLES)
+    bundle = bundle or None
     token = variable(TOKEN_VARIABLES) if token is None else token
     if token is not None and _TOKEN.fullmatch(token) is None:
         # The value is a secret: the error does not repeat it.

@@ -22,7 +22,7 @@ from towpath.escapes import get_logger
 from towpath.http.client.calls import MAX_PAGE, Calls
 from towpath.http.client.connection import ClientSettings
 from towpath.http.client.messages import AsyncReceivedMessage, ReceivedMessage
-from towpath.http.client.received import Delivery
+from towpath.http.client.received import HeldDelivery
 from towpath.http.client.requests import LONG_POLL, ReceiveOptions, Span, whole_seconds
 from towpath.http.client.transport import AsyncTransport
 from towpath.queues.receipts import last_words
@@ -54,7 +54,7 @@ class ConsumerOptions(TypedDict, total=False):
 class _Held:
     """A message of a consumer, from its meta part to its settlement."""
 
-    def __init__(self, delivery: Delivery) -> None:
+    def __init__(self, delivery: HeldDelivery) -> None:
         self.delivery = delivery
         self.handler: asyncio.Future[BaseException | None] | None = None
         self.ended = asyncio.Event()
@@ -74,7 +74,7 @@ class ConsumerTasks:
         settings: ClientSettings,
         queue: str,
         options: ConsumerOptions,
-        call: Callable[[Delivery], Coroutine[Any, Any, BaseException | None]],
+        call: Callable[[HeldDelivery], Coroutine[Any, Any, BaseException | None]],
         interrupt: Callable[[asyncio.Future[Any]], object],
     ) -> None:
         self._settings, self._queue = settings, queue
@@ -190,7 +190,7 @@ class ConsumerTasks:
                 each.cancel()
             await asyncio.gather(task, stopped, return_exceptions=True)
 
-    def _hold(self, delivery: Delivery) -> _Held:
+    def _hold(self, delivery: HeldDelivery) -> _Held:
         held = _Held(delivery)
         self._held.add(held)
         held.keeper = asyncio.create_task(self._keep(held))
@@ -323,7 +323,7 @@ class AsyncMessageConsumer:
         self._handler = handler
         self._tasks = ConsumerTasks(settings, queue, options, self._call, lambda task: task.cancel())
 
-    async def _call(self, delivery: Delivery) -> BaseException | None:
+    async def _call(self, delivery: HeldDelivery) -> BaseException | None:
         try:
             await self._handler(AsyncReceivedMessage(delivery))
         except asyncio.CancelledError:
@@ -356,7 +356,7 @@ class MessageConsumer:
         self._handler = handler
         self._tasks = ConsumerTasks(settings, queue, options, self._call, lambda task: None)
 
-    async def _call(self, delivery: Delivery) -> BaseException | None:
+    async def _call(self, delivery: HeldDelivery) -> BaseException | None:
         loop = asyncio.get_running_loop()
 
         def run(work: Coroutine[Any, Any, T]) -> T:

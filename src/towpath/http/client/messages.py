@@ -15,7 +15,7 @@ import msgspec
 from towpath.errors import InvalidInput, TowpathError
 from towpath.escapes import get_logger
 from towpath.http.client.documents import DocumentCalls, DocumentLease, LockHolder, StoredDocument
-from towpath.http.client.received import Delivery
+from towpath.http.client.received import HeldDelivery
 from towpath.http.client.requests import DeliveryReceipt, Span
 from towpath.http.wire import MessageView
 from towpath.queues.receipts import last_words
@@ -33,7 +33,7 @@ class Runner(Protocol):
 class MessageFacts:
     """The fields of a delivered message."""
 
-    def __init__(self, delivery: Delivery) -> None:
+    def __init__(self, delivery: HeldDelivery) -> None:
         self._delivery = delivery
 
     def __repr__(self) -> str:
@@ -124,7 +124,7 @@ class AsyncStateDocumentClient:
 class ReceivedMessage(MessageFacts):
     """A message that this client holds. Leaving `with message:` without `ack` or `nack` is a nack."""
 
-    def __init__(self, delivery: Delivery, run: Runner) -> None:
+    def __init__(self, delivery: HeldDelivery, run: Runner) -> None:
         super().__init__(delivery)
         self._run = run
 

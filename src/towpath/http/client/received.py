@@ -36,10 +36,10 @@ class MessageStream:
         self._request, self._response = request, response
         self._parser: MessageParser | None = None
         self._frames: list[Frame] = []
-        self._current: Delivery | None = None
+        self._current: HeldDelivery | None = None
         self._is_single = False
 
-    async def next(self) -> Delivery | None:
+    async def next(self) -> HeldDelivery | None:
         """The next message as soon as its meta part has arrived; None at the end of the document. The payload
         of the message before, as far as it was not read, is stored first."""
         if self._current is not None:
@@ -51,12 +51,12 @@ class MessageStream:
             return None
         if not isinstance(frame, MessageHead):
             raise self._bad("a payload without a message")
-        self._current = Delivery(self, frame)
+        self._current = HeldDelivery(self, frame)
         if frame.size <= EAGER:
             await self._current.store()
         return self._current
 
-    async def single(self) -> Delivery | None:
+    async def single(self) -> HeldDelivery | None:
         """The message of a document of one."""
         self._is_single = True
         try:
@@ -121,7 +121,7 @@ class MessageStream:
             await self._response.close()
 
 
-class Delivery:
+class HeldDelivery:
     """A received message. `ends` is the end of its lease by `time.monotonic`."""
 
     def __init__(self, stream: MessageStream, head: MessageHead) -> None:

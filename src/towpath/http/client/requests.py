@@ -72,7 +72,7 @@ class EnqueueOptions(TypedDict, total=False):
 
 
 class ReceiveOptions(TypedDict, total=False):
-    """Options of a consumer. `wait`: seconds to wait for the first message; 0 not at all, None without limit.
+    """Options of a consumer. `wait`: seconds to wait for the first message, 0 not at all, None without limit.
     `visibility`: the lease of each message. `stateful`: each message has the lease of its state."""
 
     namespace: str
