@@ -31,6 +31,7 @@ from towpath.ledger import Ledger, open_ledger
 from towpath.ledger.remote import ledger as remote_ledger
 from towpath.ledger.remote.connection import TOKEN, options_of
 from towpath.ledger.remote.ledger import RemoteLedger
+from towpath.runtime.caretaker import CARETAKER_KEY
 
 LEASE = 60_000_000
 
@@ -275,6 +276,26 @@ def test_a_function_in_a_settle(ledger: Ledger) -> None:
     assert isinstance(refused, Unsupported)
     assert isinstance(settled, Settled)
     assert ledger.apply([]) == []
+
+
+def test_upkeep_is_left_to_the_server() -> None:
+    """A worker over HTTP does not take part in the election of the caretaker."""
+    with App("memory://") as app:
+        app.engine.start_caretaker = lambda: None  # type: ignore[method-assign]
+        with serving(app) as remote, App(remote.address) as far:
+
+            @far.task
+            def job() -> int:
+                return 5
+
+            with working(far):
+                assert job.enqueue().result(timeout=WAIT) == 5
+                caretaker = far.engine.components._caretaker
+                assert caretaker is not None
+                first = until(lambda: caretaker._election.checked_at)
+                until(lambda: caretaker._election.checked_at > first)
+                assert not caretaker.elected
+        assert app.ledger.note(CARETAKER_KEY) is None
 
 
 # Connections
