@@ -10,7 +10,7 @@ import struct
 
 import pytest
 
-from tests.support.waiting import until
+from tests.support.waiting import WAIT, until
 from tests.support.wire import MULTIPART, Remote, form, serving
 from towpath import App
 from towpath.http import server
@@ -130,6 +130,25 @@ def test_a_client_that_does_not_read_its_response(monkeypatch: pytest.MonkeyPatc
         remote.enqueue("large", b"x" * 16_000_000)
         with remote.connect() as wire:
             wire.request("/v1/queue/dequeue", b'{"queue":"large","owner":"me"}')
+            until(lambda: not remote.connections())
+
+
+def test_a_client_that_does_not_read_the_last_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are too few to pause the handler, and the connection is closing."""
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.3)
+    with App("memory://") as app, serving(app) as remote:
+        remote.enqueue("small", b"x" * 50_000)
+        # The buffers of the system are smaller than the response. Connections inherit that of the server.
+        remote.server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        with socket.socket() as client:
+            client.settimeout(WAIT)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            host, _, port = remote.address.removeprefix("http://").rpartition(":")
+            client.connect((host, int(port)))
+            body = b'{"queue":"small","owner":"me"}'
+            head = b"POST /v1/queue/dequeue HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            assert client.recv(1) == b"H"
             until(lambda: not remote.connections())
 
 
