@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from contextlib import ExitStack
 from functools import partial
 
 import pytest
 
-from tests.support.waiting import until
+from tests.support.waiting import WAIT, until
 from tests.support.wire import Remote, lose_leases, receipt, serving
 from towpath import App
 from towpath.testing import ManualClock
@@ -244,3 +245,26 @@ def _waits(remote: Remote, queue: str, n: int) -> bool:
     """Whether so many requests wait for messages of the queue."""
     waiting: int = remote.call("queue/stats", queue=queue).json["waiting_consumers"]
     return waiting == n
+
+
+@pytest.mark.parametrize("watch", [True, False])
+def test_the_safety_poll(watch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs while a request waits, at the interval that the options name."""
+    intervals = (
+        {"poll_interval": 3600.0, "resilient_poll_interval": 0.01} if watch else {"poll_interval": 0.01}
+    )
+    polls = threading.Semaphore(0)
+    with App("memory://") as app, serving(app, watch=watch, poll_jitter=0.0, **intervals) as remote:
+        kick = app.engine.committer.kick
+
+        def counted() -> None:
+            polls.release()
+            kick()
+
+        monkeypatch.setattr(app.engine.committer, "kick", counted)
+        with remote.connect() as wire:
+            wire.request("/v1/queue/dequeue", b'{"queue":"a","owner":"me"}')
+            for _ in range(20):
+                assert polls.acquire(timeout=WAIT)
+            remote.enqueue("a", b"x")
+            assert wire.answer().messages()[0][1] == b"x"

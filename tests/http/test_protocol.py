@@ -195,3 +195,27 @@ def test_expect_continue(local: Remote, queue: str) -> None:
 
 def _open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "http://HOST"}, 200),
+        ({"Host": "localhost:1", "Origin": "http://localhost:1"}, 200),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "evil.example:9341", "Origin": "http://evil.example:9341"}, 403),
+        ({"Host": "evil.example", "Sec-Fetch-Site": "same-origin"}, 403),
+        ({"Host": "[::1]:80", "Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Host": "[bad", "Sec-Fetch-Site": "same-origin"}, 403),
+    ],
+)
+def test_requests_of_web_pages(local: Remote, headers: dict[str, str], status: int) -> None:
+    """A page that the user of this machine opens must not reach a server without authentication."""
+    host = local.address.removeprefix("http://")
+    sent = {name: value.replace("HOST", host) for name, value in {"Host": host, **headers}.items()}
+    assert local.post("/v1/queue/stats", b'{"queue":"a"}', sent).status == status

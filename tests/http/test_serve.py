@@ -93,6 +93,15 @@ def test_a_folder_that_others_can_write_to(shell: Shell) -> None:
     assert "No such file" in shell("serve", "--listen", "unix:///nowhere/at/all", code=1).err
 
 
+def test_options_of_the_safety_poll(shell: Shell) -> None:
+    options = ["--queue-poll-interval", "1s", "--queue-poll-jitter", "0s", "--disk-queue-watch", "false"]
+    more = ["--queue-resilient-poll-interval", "0", "--disable-mem-queue-watch"]
+    with command(shell, "serve", "--listen", "127.0.0.1:0", *options, *more) as server:
+        server.until("serves")
+        assert server.end(signal.SIGTERM) == 0
+    assert "poll_interval is 0.0" in shell("serve", "--queue-poll-interval", "0", code=2).err
+
+
 def test_bad_options(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "same option" in shell("serve", "--store", "memory://", "--url", "sqlite:///a.db", code=2).err
     assert "whole seconds" in shell("serve", "--default-ttl", "1.5s", code=2).err

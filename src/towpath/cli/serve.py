@@ -85,6 +85,39 @@ _file = click.Path(dir_okay=False, path_type=Path)
     help="Requests that wait for messages at once. Default: 64 for each CPU, from 128 to 4096.",
 )
 @click.option(
+    "--queue-poll-interval",
+    type=Span(),
+    envvar="TOWPATH_QUEUE_POLL_INTERVAL",
+    help="Interval of claims for waiting requests without a notification, on a ledger that is a server or is "
+    "not watched. Default: 3s.",
+)
+@click.option(
+    "--queue-poll-jitter",
+    type=Span(),
+    envvar="TOWPATH_QUEUE_POLL_JITTER",
+    help="Random time that is added to the interval. Default: 500ms.",
+)
+@click.option(
+    "--queue-resilient-poll-interval",
+    type=Span(),
+    envvar="TOWPATH_QUEUE_RESILIENT_POLL_INTERVAL",
+    help="The interval on a ledger that is watched; 0 for no such claims. Default: 5m.",
+)
+@click.option(
+    "--disk-queue-watch",
+    type=bool,
+    envvar="TOWPATH_DISK_QUEUE_WATCH",
+    help="Rely on the watch of a SQLite file: claim at the resilient interval. Default: true.",
+)
+@click.option(
+    "--disable-mem-queue-watch",
+    type=bool,
+    is_flag=False,
+    flag_value=True,
+    envvar="TOWPATH_DISABLE_MEM_QUEUE_WATCH",
+    help="Claim from memory:// at the poll interval too. Default: false.",
+)
+@click.option(
     "--default-ttl",
     type=Span(),
     envvar="TOWPATH_DEFAULT_TTL",
@@ -188,7 +221,7 @@ def serve(session: Session, /, store: str | None, config: Path | None, **options
         step = "pip install 'towpath[server]'"
         raise Failure(f"towpath serve needs the package {error.name}.", step=step) from error
     with App(url) as app:
-        server = _server(HttpServer, app, ServerOptions(**_given(options)))
+        server = _server(HttpServer, app, ServerOptions(**_given(options, url)))
         place = shown_url(url)
         content = {"address": server.address, "store": place}
         text = _welcome(server.address, place, server.options)
@@ -213,12 +246,20 @@ def _server(make: Any, app: App, options: Any) -> Any:
         ) from error
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    """The given options as fields of `ServerOptions`."""
-    names = {"queue_max_consumers": "max_consumers", "default_ttl": "visibility", "max_ttl": "max_visibility"}
-    given = {names.get(name, name): value for name, value in options.items() if value is not None}
-    if "drain_grace" in given:
-        given["drain_grace"] /= 1_000_000
+def _given(options: dict[str, Any], url: str) -> dict[str, Any]:
+    """The given options as fields of `ServerOptions`, for the ledger of the URL."""
+    names = {"default_ttl": "visibility", "max_ttl": "max_visibility"}
+    given = {
+        names.get(name, name.removeprefix("queue_")): value
+        for name, value in options.items()
+        if value is not None
+    }
+    for name in ("drain_grace", "poll_interval", "poll_jitter", "resilient_poll_interval"):
+        if name in given:
+            given[name] /= 1_000_000
+    watch_disk = given.pop("disk_queue_watch", True)
+    watch_memory = not given.pop("disable_mem_queue_watch", False)
+    given["watch"] = watch_memory if url.startswith("memory:") else watch_disk
     for name in ("visibility", "max_visibility", "acquire_block"):
         if name in given:
             if given[name] % 1_000_000:

@@ -7,8 +7,10 @@ seconds."""
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import math
 from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
 
 from towpath.errors import TowpathError
 from towpath.escapes import get_logger
@@ -39,6 +41,28 @@ Handler = Callable[[Exchange], Awaitable[None]]
 Credential = TokenRecord | ClientCertificate
 
 
+def refuse_foreign_page(exchange: Exchange) -> None:
+    """Refuse the request of a web page that this server has not sent. Each page that the user of this machine
+    opens could otherwise call a server on loopback: by its address, or by a name of the page's own that it
+    resolves to loopback. Only browsers send these headers."""
+    site, origin = exchange.header(b"sec-fetch-site"), exchange.header(b"origin")
+    if site is None and origin is None:
+        return
+    host = exchange.header(b"host") or ""
+    name = urlsplit(f"//{host}").hostname or ""
+    is_own = origin in (None, f"http://{host}", f"https://{host}") and site in (None, "same-origin", "none")
+    if not (is_own and (name == "localhost" or name.endswith(".localhost") or _is_loopback(name))):
+        detail = "a server without authentication takes no requests of web pages from other origins"
+        raise Problem(403, "forbidden", detail)
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
 class AccessControl:
     """Used on the event loop of the server only."""
 
@@ -59,6 +83,7 @@ class AccessControl:
         if path in PUBLIC:
             await handler(exchange)
         elif self._is_open:
+            refuse_foreign_page(exchange)
             self._spend(peer_of(exchange.scope.get("client")))
             exchange.principal = UNRESTRICTED
             await handler(exchange)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections import Counter
 from collections.abc import Sequence
 
 from towpath.core.job import ClaimedJob
 from towpath.errors import TowpathError
+from towpath.http.options import ServerOptions
 from towpath.http.problems import Problem
 from towpath.runtime.claims.dispatcher import Waiter, release
 from towpath.runtime.engine import Engine
@@ -21,11 +23,16 @@ from towpath.runtime.engine import Engine
 class Consumers:
     """All waiting requests of a server. Used on its event loop only."""
 
-    def __init__(self, engine: Engine, limit: int) -> None:
+    def __init__(self, engine: Engine, options: ServerOptions) -> None:
         self.committer = engine.committer
         self.dispatcher = engine.dispatcher
         self.owner = f"{engine.owner}/http"
-        self._limit = limit
+        self._limit = options.max_consumers
+        is_watched = options.watch and not engine.ledger.capabilities.remote
+        self._interval = options.resilient_poll_interval if is_watched else options.poll_interval
+        self._jitter = options.poll_jitter
+        self._polling: asyncio.TimerHandle | None = None
+        """The next safety poll; None while no request waits."""
         self._open: set[Consumer] = set()
         self.by_queue: Counter[str] = Counter()
 
@@ -40,7 +47,21 @@ class Consumers:
         consumer = Consumer(self, queue, n, lease, owner)
         self._open.add(consumer)
         self.by_queue[queue] += 1
+        if self._polling is None:
+            self._poll_later()
         return consumer
+
+    def _poll_later(self) -> None:
+        if self._interval:
+            pause = self._interval + random.uniform(0, self._jitter)
+            self._polling = asyncio.get_running_loop().call_later(pause, self._poll)
+
+    def _poll(self) -> None:
+        """Claim for the waiting requests, in case that a notification was lost."""
+        self._polling = None
+        if self._open:
+            self.committer.kick()
+            self._poll_later()
 
     def closed(self, consumer: Consumer) -> None:
         if consumer in self._open:

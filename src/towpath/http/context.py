@@ -58,7 +58,7 @@ class ServerContext:
         self.engine = engine
         self.options = options
         self.access = AccessControl(engine, options, tls)
-        self.consumers = Consumers(engine, options.max_consumers)
+        self.consumers = Consumers(engine, options)
         self.held: dict[str, HeldMessage] = {}
         """The delivered messages by id: a cache, oldest first."""
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="towpath-http-read")

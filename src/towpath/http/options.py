@@ -20,6 +20,9 @@ _MIN_CONSUMERS, _MAX_CONSUMERS = 128, 4096
 _LISTEN = "host:port, [address]:port or unix:///path/of/socket"
 
 
+LEAST_POLL = 0.01
+
+
 def default_consumers() -> int:
     """64 for each CPU, from 128 to 4096."""
     return min(_MAX_CONSUMERS, max(_MIN_CONSUMERS, 64 * (os.cpu_count() or 1)))
@@ -31,6 +34,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     consumer may ask for. For `drain_grace` seconds after the first signal to stop, consumers may still
     acknowledge the messages that they hold. `acquire_block` is the longest wait of an acquire that leaves it
     to the server.
+
+    A commit wakes the requests that wait. As a safety net they also claim at an interval: `poll_interval` for
+    a ledger on a server or without `watch`, else `resilient_poll_interval` (0: never), each with a random
+    share of `poll_jitter` more.
 
     With `tls` the server speaks TLS; with the CA of its clients it takes their certificates. With
     `require_token` a request needs a token, or a certificate if the server takes them. Without TLS, tokens
@@ -46,6 +53,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     visibility: int = 30
     max_visibility: int = 1800
     drain_grace: float = 10.0
+    poll_interval: float = 3.0
+    poll_jitter: float = 0.5
+    resilient_poll_interval: float = 300.0
+    watch: bool = True
     max_payload: int = checks.MAX_PAYLOAD
     acquire_block: int = 60
     tls: TlsFiles | None = None
@@ -60,7 +71,11 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         checks.whole("max_consumers", self.max_consumers, 1, 1_000_000)
         checks.whole("visibility", self.visibility, 1, 86_400)
         checks.whole("max_visibility", self.max_visibility, self.visibility, 86_400)
-        checks.micros(self.drain_grace, "drain_grace")
+        for name in ("drain_grace", "poll_interval", "poll_jitter", "resilient_poll_interval"):
+            checks.micros(getattr(self, name), name)
+        if self.poll_interval < LEAST_POLL:
+            expected = f"at least {LEAST_POLL} s"
+            raise InvalidInput(field="poll_interval", value=self.poll_interval, expected=expected)
         checks.whole("max_payload", self.max_payload, 0, checks.MAX_PAYLOAD)
         checks.whole("acquire_block", self.acquire_block, 1, 86_400)
         checks.whole("max_connections", self.max_connections, 1, 1_000_000)
