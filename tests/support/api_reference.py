@@ -27,7 +27,8 @@ def with_tables(page: str) -> str:
     for mark, table in (("endpoints", endpoint_table(routes())), ("errors", error_table())):
         before, begin, rest = page.partition(f"<!-- {mark} -->\n")
         _, end, after = rest.partition("<!-- end -->")
-        assert begin and end, mark
+        assert begin, mark
+        assert end, mark
         page = f"{before}{begin}{table}\n{end}{after}"
     return page
 
