@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
@@ -30,7 +31,11 @@ class DocumentRoute:
             tag="server",
             response=Media(_JSON, "An OpenAPI document."),
         )
-        self._body = msgspec.json.encode(document((*routes, self.route)))
+        self._routes = (*routes, self.route)
+
+    @cached_property
+    def _body(self) -> bytes:
+        return msgspec.json.encode(document(self._routes))
 
     async def _send(self, exchange: Exchange) -> None:
         await exchange.send(200, [(b"content-type", b"application/json")], self._body)

@@ -79,3 +79,22 @@ def test_the_document_names_method_right_and_errors(document: Any) -> None:
     assert "multipart/form-data" in enqueue["requestBody"]["content"]
     watch = document["paths"]["/v1/queue/watch"]["post"]
     assert "text/event-stream" in watch["responses"]["200"]["content"]
+
+
+def test_head_is_get_without_a_body(local: Remote) -> None:
+    with local.connect() as wire:
+        wire.request("/v1/queues", method="HEAD")
+        status, headers = wire.head()
+        assert (status, headers["content-type"]) == (200, "application/json")
+        wire.request("/v1/queue/ackMany", method="HEAD")
+        status, headers = wire.head()
+        assert (status, headers["allow"]) == (405, "POST")
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/jobs/", "/v1/jobs//", "/v1/jobs/a/b/c", "/v1/jobs%2Fa", "/v1/jobs/a/result/", "/v1/queuesx"]
+)
+def test_paths_that_no_route_has(local: Remote, path: str) -> None:
+    with local.connect() as wire:
+        wire.request(path, method="GET")
+        assert wire.answer().status == 404

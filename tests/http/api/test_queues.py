@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.support.wire import Remote, receipt
+from tests.support.wire import Remote, receipt, serving
 from towpath import App
 
 
@@ -78,6 +78,7 @@ def test_pause_and_limits(remote: Remote, queue: str) -> None:
         {"warn_depth": 5, "capacity": 3},
         {"retention": 1e300},
         {"why": "x" * 1001},
+        {"paused": False, "why": "x"},
     ],
 )
 def test_wrong_limits(local: Remote, queue: str, change: dict[str, Any]) -> None:
@@ -224,8 +225,6 @@ def test_wrong_selections(remote: Remote, queue: str) -> None:
 
 
 def test_all_dead_letters() -> None:
-    from tests.support.wire import serving
-
     with App("memory://") as app, serving(app) as remote:
         dead_letters(remote, "a", 2)
         dead_letters(remote, "b", 1)

@@ -20,7 +20,7 @@ from towpath.http.messages import spec_of
 from towpath.http.problems import Problem, bad_body, problem_of
 from towpath.http.receipts import held_by, held_or_problem, mismatch
 from towpath.http.table import Route
-from towpath.http.wire import AckRequest, EnqueueMeta, Int64, QueueName, correlation_of
+from towpath.http.wire import AckRequest, EnqueueMeta, QueueName, correlation_of
 from towpath.queues import receipts
 from towpath.queues.receipts import Receipt
 from towpath.tasks.new_jobs import new_id
@@ -83,17 +83,11 @@ class EnqueueManyResponse(msgspec.Struct, kw_only=True):
     messages: list[EnqueuedMessage]
 
 
-class MessageReceipt(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class MessageReceipt(AckRequest, forbid_unknown_fields=True, kw_only=True):
     """The fields of a delivery that identify it."""
 
     message_id: Annotated[str, Meta(min_length=1)]
     lease_id: Annotated[str, Meta(min_length=1)]
-    namespace: str = ""
-    queue: str = ""
-    txn_id: str = ""
-    fencing_token: Int64 = 0
-    state_lease_id: str = ""
-    meta_etag: str = ""
 
 
 class AckManyRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -195,13 +189,13 @@ class BulkRoutes:
         ]
         for name in set(names):
             exchange.principal.check(Right.CONSUME, name.namespace, name.queue)
-        asked = [_single(each) for each in request.receipts]
+        asked = request.receipts
         found = await self._held(names, asked)
         problems = await self._settle(asked, found)
         results = [_result(each, problem) for each, problem in zip(asked, problems, strict=True)]
         await exchange.answer(AckManyResponse(acked=sum(each.acked for each in results), results=results))
 
-    async def _held(self, names: list[QueueName], asked: list[AckRequest]) -> list[HeldMessage | Problem]:
+    async def _held(self, names: list[QueueName], asked: list[MessageReceipt]) -> list[HeldMessage | Problem]:
         """For each receipt its message, or why it cannot be acknowledged. The messages that this server has
         not delivered are read in one read."""
         cached = [held_by(self._context, name, each) for name, each in zip(names, asked, strict=True)]
@@ -217,7 +211,7 @@ class BulkRoutes:
         ]
 
     async def _settle(
-        self, asked: list[AckRequest], found: list[HeldMessage | Problem]
+        self, asked: list[MessageReceipt], found: list[HeldMessage | Problem]
     ) -> list[Problem | None]:
         """Settle the messages in one batch. For each receipt None, or why it failed."""
         settles: list[Settle] = []
@@ -229,11 +223,6 @@ class BulkRoutes:
         replies = await self._engine.aapply(settles) if settles else []
         settled = (_problem(settle, reply) for settle, reply in zip(settles, replies, strict=True))
         return [next(settled) if isinstance(held, HeldMessage) else held for held in found]
-
-
-def _single(receipt: MessageReceipt) -> AckRequest:
-    names = ("message_id", "lease_id", "txn_id", "fencing_token", "state_lease_id")
-    return AckRequest(**{name: getattr(receipt, name) for name in names})
 
 
 def _problem(settle: Settle, reply: Any) -> Problem | None:
@@ -248,7 +237,7 @@ def _problem(settle: Settle, reply: Any) -> Problem | None:
     return None
 
 
-def _result(receipt: AckRequest, problem: Problem | None) -> AckResult:
+def _result(receipt: MessageReceipt, problem: Problem | None) -> AckResult:
     if problem is None:
         return AckResult(message_id=receipt.message_id, acked=True)
     return AckResult(

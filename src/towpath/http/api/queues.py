@@ -24,7 +24,7 @@ from towpath.http.api.common import (
 from towpath.http.audit import audit
 from towpath.http.context import ServerContext
 from towpath.http.exchange import Exchange
-from towpath.http.problems import Problem
+from towpath.http.problems import Problem, bad_body
 from towpath.http.table import Route
 from towpath.http.wire import namespace_name
 from towpath.queues.message import Queue
@@ -241,6 +241,8 @@ def _is_named(name: str, namespace: str | None, prefix: str) -> bool:
 
 def _given(change: QueueChange | PartChange) -> dict[str, Any]:
     found = {name: getattr(change, name) for name in change.__struct_fields__}
+    if found["paused"] is False and found["why"] is not UNSET:
+        raise bad_body("why has no effect with paused=false: leave it out")
     return {name: value for name, value in found.items() if value is not UNSET}
 
 

@@ -37,6 +37,7 @@ class LongPolls:
             finally:
                 for each in waits:
                     each.cancel()
+                await asyncio.gather(*waits, return_exceptions=True)
 
     @contextmanager
     def place(self) -> Iterator[None]:
