@@ -49,16 +49,16 @@ def refuse_foreign_page(exchange: Exchange) -> None:
     if site is None and origin is None:
         return
     host = exchange.header(b"host") or ""
-    name = urlsplit(f"//{host}").hostname or ""
     is_own = origin in (None, f"http://{host}", f"https://{host}") and site in (None, "same-origin", "none")
-    if not (is_own and (name == "localhost" or name.endswith(".localhost") or _is_loopback(name))):
+    if not (is_own and _is_loopback(host)):
         detail = "a server without authentication takes no requests of web pages from other origins"
         raise Problem(403, "forbidden", detail)
 
 
-def _is_loopback(name: str) -> bool:
+def _is_loopback(host: str) -> bool:
     try:
-        return ipaddress.ip_address(name).is_loopback
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
 
