@@ -169,6 +169,35 @@ def test_a_settled_message_is_left_alone(local: Remote, queue: str) -> None:
         assert running.ended() is None
 
 
+def test_a_handler_may_go_on_after_its_ack(local: Remote, queue: str) -> None:
+    """The lease of a settled message is not extended, and that is no loss."""
+    local.enqueue(queue, b"1")
+    other = local.enqueue(queue, b"2")["message_id"]
+    lost: list[bool] = []
+
+    def handler(message: Any) -> None:
+        if message.id == other:
+            return
+        message.ack()
+        before = local.app.ledger.get(other)
+        # The message beside it is extended at the same times.
+        until(lambda: _lease(local, other) != (before and before.lease_until))
+        lost.append(message.lost)
+
+    with QueueClient(local.address) as client:
+        consumer = client.consumer(queue, handler, visibility=1, prefetch=1)
+        running = Running(consumer, consumer.run)
+        until(lambda: counts(local, queue).done == 2)
+        running.stop()
+        assert running.ended() is None
+    assert lost == [False]
+
+
+def _lease(remote: Remote, id: str) -> int | None:
+    job = remote.app.ledger.get(id)
+    return None if job is None else job.lease_until
+
+
 def test_a_long_handler_keeps_its_lease(start: Start, local: Remote, queue: str) -> None:
     local.enqueue(queue, b"1", max_attempts=1)
     local.enqueue(queue, b"2", max_attempts=1)
@@ -356,7 +385,7 @@ def test_an_ack_whose_answer_was_lost_is_repeated(start: Start, local: Remote, q
         assert done.wait(WAIT)
         running.stop()
         running.ended()
-        assert [each.split()[1] for each in server.requests][1:3] == [b"/v1/queue/ack"] * 2
+        assert [each.split()[1] for each in server.requests if each][1:3] == [b"/v1/queue/ack"] * 2
     assert local.app.job(id).status().state == "done"
 
 

@@ -142,7 +142,10 @@ def bundle_context(bundle: str | os.PathLike[str]) -> ssl.SSLContext:
     keys = [block for kind, block in blocks if kind.endswith("PRIVATE KEY")]
     if len(keys) != 1 or len(certificates) < 2:
         raise _bad_file("bundle", bundle, "a PEM file with CA certificate, client certificate and one key")
-    context = ssl.create_default_context(cadata="\n".join(certificates))
+    try:
+        context = ssl.create_default_context(cadata="\n".join(certificates))
+    except (OSError, ValueError) as error:
+        raise _bad_file("bundle", bundle, f"a PEM file with valid certificates ({error})") from None
     context.check_hostname = False
     for own in certificates:
         others = [each for each in certificates if each != own]
