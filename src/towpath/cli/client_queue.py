@@ -44,15 +44,16 @@ def opened() -> Iterator[QueueClient]:
         yield client
 
 
-class Block(Span):
-    """A span, `forever` (None) or `nowait` (0)."""
+class Block(click.ParamType[Any]):
+    """Seconds from a span; `forever` is -1, `nowait` is 0."""
 
     name = "span"
 
-    def read(self, text: str) -> float | None:
-        if text == FOREVER:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if value == FOREVER:
             return -1.0
-        return 0.0 if text in NOWAIT else super().read(text) / MICRO
+        span: float = Span().convert(value, param, ctx) / MICRO if value not in NOWAIT else 0.0
+        return span
 
 
 @click.group("queue", cls=ClientGroup)

@@ -17,7 +17,7 @@ import pytest
 from tests.support.processes import command
 from tests.support.shell import Shell
 from tests.support.surfaces import answer, scripted
-from tests.support.waiting import WAIT, in_thread, until
+from tests.support.waiting import WAIT, until
 from tests.support.wire import Remote, lose_leases, serving
 from towpath import App, Exponential
 from towpath.core.views import Query
@@ -453,7 +453,8 @@ def test_a_stop_before_the_start(local: Remote, queue: str) -> None:
     with QueueClient(local.address) as client:
         consumer = client.consumer(queue, print)
         consumer.stop()
-        in_thread(lambda: [consumer.run()])()
+        running = Running(consumer, consumer.run)
+        assert running.ended() is None
 
 
 def test_a_drain_of_the_server_is_survived(start: Start, tmp_path: Path) -> None:
