@@ -45,15 +45,15 @@ def opened() -> Iterator[QueueClient]:
 
 
 class Block(click.ParamType[Any]):
-    """Seconds from a span; `forever` is -1, `nowait` is 0."""
+    """Seconds from a span; `forever` and, as in lockd, 0 are -1; `nowait` is 0."""
 
     name = "span"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if value == FOREVER:
-            return -1.0
-        span: float = Span().convert(value, param, ctx) / MICRO if value not in NOWAIT else 0.0
-        return span
+        if value in NOWAIT:
+            return 0.0
+        span: float = 0.0 if value == FOREVER else Span().convert(value, param, ctx) / MICRO
+        return span or -1.0
 
 
 @click.group("queue", cls=ClientGroup)
@@ -106,7 +106,7 @@ def enqueue(
     metavar="SPAN",
     default=FOREVER,
     show_default=True,
-    help="Wait so long for a message; `nowait` or -1 not at all.",
+    help="Wait so long for a message; 0 or `forever` without limit, -1 or `nowait` not at all.",
 )
 @click.option("--visibility", type=Span(), help="Lease of the message. Default: that of the server.")
 @click.option(
