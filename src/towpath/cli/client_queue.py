@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 MICRO = 1e6
 FOREVER, NOWAIT = "forever", ("nowait", "-1")
-SCRATCH = "payload written to {path}"
 
 
 @contextlib.contextmanager
@@ -166,16 +165,18 @@ def _save(message: ReceivedMessage, place: str | None, folder: str | None = None
             sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()
         return ""
+    report: list[str] = []
     if place is None:
         handle, place = tempfile.mkstemp(prefix="towpath-", suffix=".bin", dir=folder)
         os.close(handle)
-        print_stderr([SCRATCH.format(path=place)])
+        report = [f"payload written to {place}"]
     try:
         message.save(place)
     except OSError as error:
         # The message goes back at once, not at the end of its lease.
         message.nack(defer=True)
         raise bad_input(f"{place} cannot be written: {error.strerror}.") from None
+    print_stderr(report)
     return place
 
 

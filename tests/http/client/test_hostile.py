@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.surfaces import answer, scripted
 from tests.support.waiting import WAIT, until
-from towpath.errors import BadResponse, CallFailed, ServerAway, ServerBusy, TowpathError
+from towpath.errors import BadResponse, CallFailed, NotAllowed, ServerAway, ServerBusy, TowpathError
 from towpath.http.client import DeliveryReceipt
 
 RECEIPT = DeliveryReceipt(queue="q", message_id="1", lease_id="l", meta_etag="e")
@@ -159,6 +159,20 @@ def test_a_slow_body_is_given_up(connect: Callable[..., Any]) -> None:
             connect(server.address, timeout=1.0).stats("q")
         assert time.monotonic() - started < WAIT / 2
         stopped.set()
+
+
+def test_a_server_that_does_not_wait_is_not_asked_without_end(connect: Callable[..., Any]) -> None:
+    waiting = answer("409 Conflict", b'{"error":"waiting","retry_after_seconds":20}')
+    end = answer("401 Unauthorized", b'{"error":"unauthorized"}')
+    with scripted(waiting, waiting, end) as server:
+        started = time.monotonic()
+        with pytest.raises(NotAllowed):
+            connect(server.address).dequeue("q", wait=None)
+        assert time.monotonic() - started >= 1.0
+        assert len(server.requests) == 3
+    with scripted(waiting) as server:
+        assert connect(server.address).dequeue("q", wait=30) is None
+        assert len(server.requests) == 2
 
 
 def test_a_payload_that_stalls_is_given_up(connect: Callable[..., Any]) -> None:

@@ -163,8 +163,10 @@ class ConsumerTasks:
     async def _fetch(self, n: int) -> None:
         """Receive up to n messages. A request that waits ends when the consumer stops; a response that has
         begun is read to its end, so that each of its messages can be given back."""
+        started = time.monotonic()
         stream = await self._unless_stopped(self._calls.receive(self._queue, n, self._receive))
         if stream is None:
+            await self._unless_stopped(self._calls.pause_after(started))
             return
         try:
             while (delivery := await stream.next()) is not None:
