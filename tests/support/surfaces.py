@@ -96,9 +96,9 @@ class Scripted:
 
 
 @contextmanager
-def scripted(*answers: bytes | Script, keep: bool = False) -> Iterator[Scripted]:
-    """A server that answers each connection with the next of these bytes, the last one again and again, and
-    then closes it; with `keep` it stays open."""
+def scripted(*answers: bytes | Script, keep: bool = False, read: bool = True) -> Iterator[Scripted]:
+    """A server that reads a request from each connection, answers with the next of these bytes, the last one
+    again and again, and then closes it; with `keep` it stays open. Not `read`: the script reads."""
     listener = socket.create_server(("127.0.0.1", 0))
     found = Scripted(f"http://127.0.0.1:{listener.getsockname()[1]}")
     stopped = threading.Event()
@@ -115,7 +115,8 @@ def scripted(*answers: bytes | Script, keep: bool = False) -> Iterator[Scripted]
             script = answers[min(number, len(answers) - 1)]
             number += 1
             try:
-                found.requests.append(request_of(connection))
+                if read:
+                    found.requests.append(request_of(connection))
                 if isinstance(script, bytes):
                     connection.sendall(script)
                 else:

@@ -46,7 +46,7 @@ def lock() -> None:
     metavar="SPAN",
     default="forever",
     show_default=True,
-    help="Wait so long for the lock; `nowait` or -1 not at all.",
+    help="Wait so long for the lock; 0 or `forever` without limit, -1 or `nowait` not at all.",
 )
 @output_option
 @pass_session

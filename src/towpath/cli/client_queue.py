@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 MICRO = 1e6
 FOREVER, NOWAIT = "forever", ("nowait", "-1")
-SCRATCH = "payload written to {path}"
 
 
 @contextlib.contextmanager
@@ -44,15 +43,16 @@ def opened() -> Iterator[QueueClient]:
         yield client
 
 
-class Block(Span):
-    """A span, `forever` (None) or `nowait` (0)."""
+class Block(click.ParamType[Any]):
+    """Seconds from a span; `forever` and, as in lockd, 0 are -1; `nowait` is 0."""
 
     name = "span"
 
-    def read(self, text: str) -> float | None:
-        if text == FOREVER:
-            return -1.0
-        return 0.0 if text in NOWAIT else super().read(text) / MICRO
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if value in NOWAIT:
+            return 0.0
+        span: float = 0.0 if value == FOREVER else Span().convert(value, param, ctx) / MICRO
+        return span or -1.0
 
 
 @click.group("queue", cls=ClientGroup)
@@ -105,7 +105,7 @@ def enqueue(
     metavar="SPAN",
     default=FOREVER,
     show_default=True,
-    help="Wait so long for a message; `nowait` or -1 not at all.",
+    help="Wait so long for a message; 0 or `forever` without limit, -1 or `nowait` not at all.",
 )
 @click.option("--visibility", type=Span(), help="Lease of the message. Default: that of the server.")
 @click.option(
@@ -165,16 +165,18 @@ def _save(message: ReceivedMessage, place: str | None, folder: str | None = None
             sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()
         return ""
+    report: list[str] = []
     if place is None:
         handle, place = tempfile.mkstemp(prefix="towpath-", suffix=".bin", dir=folder)
         os.close(handle)
-        print_stderr([SCRATCH.format(path=place)])
+        report = [f"payload written to {place}"]
     try:
         message.save(place)
     except OSError as error:
         # The message goes back at once, not at the end of its lease.
         message.nack(defer=True)
         raise bad_input(f"{place} cannot be written: {error.strerror}.") from None
+    print_stderr(report)
     return place
 
 

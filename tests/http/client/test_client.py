@@ -382,6 +382,17 @@ def test_a_token_is_sent_and_not_shown(
     assert "s3cr" not in str(bad.value)
 
 
+def test_a_token_without_encryption_is_warned_about(
+    connect: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    for server in ("http://127.0.0.1:1", "http://[::1]:1", "localhost:1", "unix:///a", "https://a:1"):
+        connect(server, token="s3cret")
+    assert caplog.text == ""
+    connect("http://a.example:1,http://127.0.0.1:1", token="s3cret")
+    assert "without encryption to http://a.example:1: use https" in caplog.text
+    assert "s3cret" not in caplog.text
+
+
 def test_a_unix_socket(connect: Callable[..., Any], tmp_path: Path) -> None:
     with App("memory://") as app, serving(app, listen=f"unix://{tmp_path}/http.sock") as remote:
         client = connect(remote.address)

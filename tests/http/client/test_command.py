@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.shell import EXECUTABLE, Ran, Shell
+from tests.support.shell import EXECUTABLE, Ran, Shell, parsed
 from tests.support.surfaces import answer, scripted
 from tests.support.wire import Remote
 
@@ -152,6 +152,14 @@ def test_dequeue_as_json(call: Call, queue: str, tmp_path: Path) -> None:
     assert [Path(each["payload_path"]).read_text() for each in rest] == ["1", "2"]
     # Only the asked number of messages was leased: lockd's command leases 32.
     assert call("queue", "dequeue", "-q", queue, "--json", "--block", "nowait").out == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("forever", -1), ("0", -1), ("0s", -1), ("nowait", 0), ("-1", 0), ("1.5s", 1.5)]
+)
+def test_how_long_to_block(text: str, seconds: float) -> None:
+    context = parsed(["client", "queue", "dequeue", "-q", "a", "--block", text])
+    assert context.params["block"] == seconds
 
 
 def test_a_receipt_as_options(call: Call, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:

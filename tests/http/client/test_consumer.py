@@ -17,7 +17,7 @@ import pytest
 from tests.support.processes import command
 from tests.support.shell import Shell
 from tests.support.surfaces import answer, scripted
-from tests.support.waiting import WAIT, in_thread, until
+from tests.support.waiting import WAIT, until
 from tests.support.wire import Remote, lose_leases, serving
 from towpath import App, Exponential
 from towpath.core.views import Query
@@ -167,6 +167,35 @@ def test_a_settled_message_is_left_alone(local: Remote, queue: str) -> None:
         until(lambda: counts(local, queue).done == 1 and counts(local, queue).scheduled == 1)
         running.stop()
         assert running.ended() is None
+
+
+def test_a_handler_may_go_on_after_its_ack(local: Remote, queue: str) -> None:
+    """The lease of a settled message is not extended, and that is no loss."""
+    local.enqueue(queue, b"1")
+    other = local.enqueue(queue, b"2")["message_id"]
+    lost: list[bool] = []
+
+    def handler(message: Any) -> None:
+        if message.id == other:
+            return
+        message.ack()
+        before = local.app.ledger.get(other)
+        # The message beside it is extended at the same times.
+        until(lambda: _lease(local, other) != (before and before.lease_until))
+        lost.append(message.lost)
+
+    with QueueClient(local.address) as client:
+        consumer = client.consumer(queue, handler, visibility=1, prefetch=1)
+        running = Running(consumer, consumer.run)
+        until(lambda: counts(local, queue).done == 2)
+        running.stop()
+        assert running.ended() is None
+    assert lost == [False]
+
+
+def _lease(remote: Remote, id: str) -> int | None:
+    job = remote.app.ledger.get(id)
+    return None if job is None else job.lease_until
 
 
 def test_a_long_handler_keeps_its_lease(start: Start, local: Remote, queue: str) -> None:
@@ -356,7 +385,7 @@ def test_an_ack_whose_answer_was_lost_is_repeated(start: Start, local: Remote, q
         assert done.wait(WAIT)
         running.stop()
         running.ended()
-        assert [each.split()[1] for each in server.requests][1:3] == [b"/v1/queue/ack"] * 2
+        assert [each.split()[1] for each in server.requests if each][1:3] == [b"/v1/queue/ack"] * 2
     assert local.app.job(id).status().state == "done"
 
 
@@ -424,7 +453,8 @@ def test_a_stop_before_the_start(local: Remote, queue: str) -> None:
     with QueueClient(local.address) as client:
         consumer = client.consumer(queue, print)
         consumer.stop()
-        in_thread(lambda: [consumer.run()])()
+        running = Running(consumer, consumer.run)
+        assert running.ended() is None
 
 
 def test_a_drain_of_the_server_is_survived(start: Start, tmp_path: Path) -> None:

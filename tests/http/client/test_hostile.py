@@ -6,14 +6,16 @@ import os
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.surfaces import answer, scripted
 from tests.support.waiting import WAIT, until
-from towpath.errors import BadResponse, CallFailed, ServerAway, ServerBusy, TowpathError
+from towpath.errors import BadResponse, CallFailed, NotAllowed, ServerAway, ServerBusy, TowpathError
 from towpath.http.client import DeliveryReceipt
 
 RECEIPT = DeliveryReceipt(queue="q", message_id="1", lease_id="l", meta_etag="e")
@@ -159,6 +161,20 @@ def test_a_slow_body_is_given_up(connect: Callable[..., Any]) -> None:
         stopped.set()
 
 
+def test_a_server_that_does_not_wait_is_not_asked_without_end(connect: Callable[..., Any]) -> None:
+    waiting = answer("409 Conflict", b'{"error":"waiting","retry_after_seconds":20}')
+    end = answer("401 Unauthorized", b'{"error":"unauthorized"}')
+    with scripted(waiting, waiting, end) as server:
+        started = time.monotonic()
+        with pytest.raises(NotAllowed):
+            connect(server.address).dequeue("q", wait=None)
+        assert time.monotonic() - started >= 1.0
+        assert len(server.requests) == 3
+    with scripted(waiting) as server:
+        assert connect(server.address).dequeue("q", wait=30) is None
+        assert len(server.requests) == 2
+
+
 def test_a_payload_that_stalls_is_given_up(connect: Callable[..., Any]) -> None:
     head = f"HTTP/1.1 200 OK\r\n{DOCUMENT}\r\n\r\n".encode() + message(b"abc", 1_000_000)
     with scripted(stalled(head)) as server:
@@ -178,6 +194,37 @@ def test_a_payload_that_stalls_is_given_up(connect: Callable[..., Any]) -> None:
 def test_events_that_are_wrong(connect: Callable[..., Any], script: Any) -> None:
     with scripted(script) as server, pytest.raises(BadResponse):
         next(connect(server.address, timeout=10).watch("q"))
+
+
+def test_a_large_payload_is_not_held_in_memory(connect: Callable[..., Any], tmp_path: Path) -> None:
+    pieces, piece = 48, b"x" * 1024 * 1024
+    head = f"HTTP/1.1 200 OK\r\n{DOCUMENT}\r\n\r\n".encode() + message(b"", pieces * len(piece))
+    got: list[int] = []
+
+    def send(connection: socket.socket) -> None:
+        connection.sendall(head)
+        for _ in range(pieces):
+            connection.sendall(piece)
+        connection.sendall(b"\r\n--B--\r\n")
+
+    def take(connection: socket.socket) -> None:
+        size, end = 0, b""
+        while not end.endswith(b"0\r\n\r\n") and (data := connection.recv(65_536)):
+            size, end = size + len(data), (end + data)[-5:]
+        got.append(size)
+        connection.sendall(answer("413 Too Large", b'{"error":"payload_too_large"}'))
+
+    tracemalloc.start()
+    try:
+        with scripted(send) as server:
+            assert connect(server.address).dequeue("q").save(tmp_path / "out") == pieces * len(piece)
+        with scripted(take, read=False) as server, pytest.raises(CallFailed, match="payload_too_large"):
+            connect(server.address).enqueue("q", (piece for _ in range(pieces)))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert got[0] > pieces * len(piece)
+    assert peak < 12 * len(piece)
 
 
 def test_no_connection_is_left_open(connect: Callable[..., Any]) -> None:

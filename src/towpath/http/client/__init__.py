@@ -1,5 +1,5 @@
 """The client of the HTTP server: `QueueClient`, and `AsyncQueueClient` for coroutines. It needs the extra
-`client`, and also works with servers of lockd.
+`client`. Its calls are those of lockd's protocol, and two for many messages.
 
 `client` and `aclient` are two surfaces of the same coroutines: `calls` (requests and failover), `received`
 (messages), `documents` (locks and state) and `consumer`. `requests` builds the bytes to send, `frames` parses

@@ -39,6 +39,8 @@ R = TypeVar("R")
 MAX_ANSWER = 4 * 1024 * 1024
 """Bytes of a JSON response."""
 MAX_PAGE = 64
+EARLY = 0.5
+"""A wait that ends within so many seconds was not held by the server."""
 WATCH_SILENCE = 60.0
 """Seconds without an event or comment after which a watch is broken. The server sends a comment each 20 s."""
 
@@ -151,6 +153,12 @@ class Calls:
                     raise
             if left is not None and (left := left - max(seconds, time.monotonic() - started)) < 1:
                 return None
+            await self.pause_after(started)
+
+    async def pause_after(self, started: float) -> None:
+        """Before a wait is repeated: a server that does not wait must not be asked without end."""
+        if time.monotonic() < started + EARLY:
+            await self.transport.pause(EARLY)
 
     async def dequeue(self, queue: str, options: ReceiveOptions) -> HeldDelivery | None:
         stream = await self.receive(queue, 1, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import ssl
@@ -14,7 +15,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from towpath.errors import InvalidInput
-from towpath.escapes import without_password
+from towpath.escapes import get_logger, without_password
+
+log = get_logger("towpath.client")
 
 DEFAULT_PORT = 9341
 DEFAULT_SERVER = f"http://127.0.0.1:{DEFAULT_PORT}"
@@ -32,6 +35,17 @@ class Endpoint(NamedTuple):
 
     url: str
     socket: str | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Others on the network can read what is sent."""
+        host = urlsplit(self.url).hostname or ""
+        if self.socket is not None or self.url.startswith("https:") or host == "localhost":
+            return False
+        try:
+            return not ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return True
 
     @property
     def name(self) -> str:
@@ -79,6 +93,8 @@ def settings(
     if not 0 < timeout <= 86_400:
         raise InvalidInput(field="timeout", value=timeout, expected="seconds, more than 0 and at most a day")
     endpoints = endpoints_of(server, secure=bool(bundle or ca))
+    if token is not None and (open := [each.name for each in endpoints if each.is_open]):
+        log.warning("the token is sent without encryption to %s: use https", ", ".join(open))
     if not any(endpoint.url.startswith("https:") for endpoint in endpoints):
         tls = None
     elif bundle is not None:
@@ -142,7 +158,10 @@ def bundle_context(bundle: str | os.PathLike[str]) -> ssl.SSLContext:
     keys = [block for kind, block in blocks if kind.endswith("PRIVATE KEY")]
     if len(keys) != 1 or len(certificates) < 2:
         raise _bad_file("bundle", bundle, "a PEM file with CA certificate, client certificate and one key")
-    context = ssl.create_default_context(cadata="\n".join(certificates))
+    try:
+        context = ssl.create_default_context(cadata="\n".join(certificates))
+    except (OSError, ValueError) as error:
+        raise _bad_file("bundle", bundle, f"a PEM file with valid certificates ({error})") from None
     context.check_hostname = False
     for own in certificates:
         others = [each for each in certificates if each != own]

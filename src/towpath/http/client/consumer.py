@@ -163,8 +163,10 @@ class ConsumerTasks:
     async def _fetch(self, n: int) -> None:
         """Receive up to n messages. A request that waits ends when the consumer stops; a response that has
         begun is read to its end, so that each of its messages can be given back."""
+        started = time.monotonic()
         stream = await self._unless_stopped(self._calls.receive(self._queue, n, self._receive))
         if stream is None:
+            await self._unless_stopped(self._calls.pause_after(started))
             return
         try:
             while (delivery := await stream.next()) is not None:
@@ -202,16 +204,18 @@ class ConsumerTasks:
         delivery = held.delivery
         pause = delivery.lease / 2
         while not await _happens(held.ended, pause):
+            if delivery.settled is not None:
+                return  # by the handler itself
             try:
                 await delivery.extend(self._visibility)
                 pause = delivery.lease / 2
             except TowpathError as error:
                 left = delivery.ends - time.monotonic()
-                if held.ended.is_set():
-                    return
-                if error.retryable and left > 0:
+                if (error.retryable or delivery.settling) and left > 0:
                     pause = min(1.0, max(0.05, left / 4))
                     continue
+                if delivery.settled is not None or held.ended.is_set():
+                    return
                 log.warning("message %s: the lease is lost: %s", held.id, error)
                 delivery.lost = error
                 if held.handler is not None:
@@ -221,11 +225,16 @@ class ConsumerTasks:
     async def _work(self) -> None:
         while (held := await self._ready.get()) is not None:
             self._changed.set()
-            if self._stopping.is_set():
-                await self._give_back(held)
-            elif held.delivery.lost is None:
-                await self._handle(held)
-            self._drop(held)
+            try:
+                if self._stopping.is_set():
+                    await self._give_back(held)
+                elif held.delivery.lost is None:
+                    await self._handle(held)
+            except Exception:
+                # A defect must not end the task: the other messages need it.
+                log.exception("message %s of queue %s was not settled", held.id, self._queue)
+            finally:
+                self._drop(held)
 
     async def _handle(self, held: _Held) -> None:
         held.handler = asyncio.ensure_future(self._call(held.delivery))

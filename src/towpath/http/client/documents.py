@@ -148,6 +148,7 @@ class LockCalls:
                 left = None if left is None else left - max(block, time.monotonic() - started)
                 if left is not None and left < 1:
                     raise
+            await self.calls.pause_after(started)
 
     async def keepalive(self, lease: DocumentLease, ttl: Span) -> KeepaliveResponse:
         content = KeepaliveRequest(

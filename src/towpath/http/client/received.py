@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from towpath.errors import BadResponse, InvalidInput, ServerAway, TowpathError
+from towpath.http.client import requests
 from towpath.http.client.frames import Frame, Malformed, MessageEnd, MessageHead, MessageParser, boundary_in
 from towpath.http.client.requests import DeliveryReceipt, Span
 from towpath.http.client.transport import Incoming, Outgoing
-from towpath.http.wire import ExtendResponse
+from towpath.http.wire import AckResponse, ExtendResponse, NackResponse
 
 if TYPE_CHECKING:
     from towpath.http.client.calls import Calls
@@ -131,6 +132,8 @@ class HeldDelivery:
         self.ends = time.monotonic() + self.lease
         self.settled: str | None = None
         """The verb that settled it."""
+        self.settling = False
+        """An ack or nack was sent, and its answer is awaited."""
         self.lost: TowpathError | None = None
         """Why the lease is lost."""
         self._stream: MessageStream | None = stream
@@ -219,14 +222,10 @@ class HeldDelivery:
         return size
 
     async def ack(self) -> None:
-        self.check_open()
-        await self.calls.ack(self.receipt)
-        await self._close("ack")
+        await self._settle("ack", requests.ack(self.receipt))
 
     async def nack(self, delay: Span = 0.0, reason: str | None = None, defer: bool = False) -> None:
-        self.check_open()
-        await self.calls.nack(self.receipt, delay, reason, defer)
-        await self._close("nack")
+        await self._settle("nack", requests.nack(self.receipt, delay, reason, defer))
 
     async def extend(self, seconds: Span | None = None) -> ExtendResponse:
         self.check_open()
@@ -251,8 +250,14 @@ class HeldDelivery:
         if self.lost is not None:
             raise self.lost
 
-    async def _close(self, verb: str) -> None:
-        """The message is settled: give up what was not read of the payload."""
+    async def _settle(self, verb: str, request: Outgoing) -> None:
+        """Send the receipt, then give up what was not read of the payload."""
+        self.check_open()
+        self.settling = True
+        try:
+            await self.calls.json(request, AckResponse if verb == "ack" else NackResponse)
+        finally:
+            self.settling = False
         self.settled = verb
         if self._stream is not None and self._stream._is_single:
             await self._stream.abandon()

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar
 
@@ -74,6 +75,8 @@ class Transport(Protocol):
     async def blocking(self, function: Callable[..., T], *args: Any) -> T:
         """The result of a function that reads or writes a file."""
         ...
+
+    async def pause(self, seconds: float) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -180,6 +183,9 @@ class SyncTransport:
     async def blocking(self, function: Callable[..., T], *args: Any) -> T:
         return function(*args)
 
+    async def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
     async def close(self) -> None:
         for transport in self._transports:
             transport.close()
@@ -224,6 +230,9 @@ class AsyncTransport:
 
     async def blocking(self, function: Callable[..., T], *args: Any) -> T:
         return await asyncio.to_thread(function, *args)
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
     async def close(self) -> None:
         for transport in self._transports:
