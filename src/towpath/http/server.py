@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -42,6 +43,7 @@ would reset the connection before the client has read the answer."""
 FINISH_SECONDS = 5
 """Seconds that requests may take after the drain."""
 DRAIN_POLL = 0.05
+_NO_HOST = re.compile(rb"[^A-Za-z0-9.:_\[\]%~-]")
 
 
 class HttpServer:
@@ -77,6 +79,8 @@ class HttpServer:
                 log_level="critical",
                 access_log=False,
                 server_header=False,
+                # Any client can write the headers of a proxy.
+                proxy_headers=False,
                 timeout_keep_alive=IDLE_SECONDS,
                 timeout_graceful_shutdown=FINISH_SECONDS,
             )
@@ -228,8 +232,8 @@ class LimitedProtocol(HttpToolsProtocol):
         codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
         if version not in ("1.0", "1.1"):
             self._fault = "the HTTP version must be 1.1 or 1.0"
-        elif len(hosts) > 1 or (version == "1.1" and not hosts):
-            self._fault = "the request must have one header Host"
+        elif len(hosts) > 1 or (version == "1.1" and not hosts) or any(map(_NO_HOST.search, hosts)):
+            self._fault = "the request must have one header Host, with a host and a port"
         elif codings not in ([], [b"chunked"]) or (codings and version == "1.0"):
             self._fault = "the only transfer coding is chunked, with HTTP/1.1"
         elif self.parser.should_upgrade():
