@@ -52,13 +52,13 @@ ECHO = request("/echo", BODY, "text/plain")
 ENQUEUE = request(
     "/v1/queue/enqueue",
     b'--B\r\nContent-Disposition: form-data; name="meta"\r\nContent-Type: application/json\r\n\r\n'
-    b'{"queue":"bench"}\r\n--B\r\nContent-Disposition: form-data; name="payload"\r\n'
+    b'{"queue":"messages"}\r\n--B\r\nContent-Disposition: form-data; name="payload"\r\n'
     b"Content-Type: application/octet-stream\r\n\r\n%b\r\n--B--\r\n" % BODY,
     "multipart/related; boundary=B",
 )
-DEQUEUE = request("/v1/queue/dequeue", b'{"queue":"bench","owner":"me","wait_seconds":-1}')
-LONG_POLL = request("/v1/queue/dequeue", b'{"queue":"bench","owner":"me"}')
-SUBSCRIBE = request("/v1/queue/subscribe", b'{"queue":"bench","owner":"me","page_size":%d}' % PAGE)
+DEQUEUE = request("/v1/queue/dequeue", b'{"queue":"messages","owner":"me","wait_seconds":-1}')
+LONG_POLL = request("/v1/queue/dequeue", b'{"queue":"messages","owner":"me"}')
+SUBSCRIBE = request("/v1/queue/subscribe", b'{"queue":"messages","owner":"me","page_size":%d}' % PAGE)
 
 
 class Sizes:
@@ -105,7 +105,7 @@ async def repeated(port: int, clients: int, count: int, data: bytes) -> float:
 
 def receipt(found: tuple[bytes, ...]) -> bytes:
     message, lease, fence, txn = found
-    return b'{"queue":"bench","message_id":"%b","lease_id":"%b","txn_id":"%b","fencing_token":%b}' % (
+    return b'{"queue":"messages","message_id":"%b","lease_id":"%b","txn_id":"%b","fencing_token":%b}' % (
         message,
         lease,
         txn,

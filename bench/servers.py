@@ -47,6 +47,7 @@ def echo() -> None:
         log_level="critical",
         access_log=False,
         server_header=False,
+        proxy_headers=False,
     )
     server = AnnouncedServer(config)
     _until_stdin_ends(lambda: setattr(server, "should_exit", True))

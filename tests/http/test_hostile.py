@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import logging
 import socket
@@ -206,6 +208,22 @@ def test_a_fault_behind_a_wait_is_no_answer_to_it(local: Remote, queue: str, the
         assert wire.closed()
 
 
+def test_a_head_that_arrives_byte_by_byte(local: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes do not prolong the time for a head."""
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.2)
+    with local.connect() as wire:
+        wire.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: ")
+
+        def refused() -> bool:
+            try:
+                wire.send(b"a")
+            except OSError:
+                return True
+            return False
+
+        until(refused)
+
+
 def exchanges(queue: str) -> list[bytes]:
     """An enqueue, and a dequeue and a subscribe of another queue, which is empty."""
     body = form(("meta", json.dumps({"queue": queue}).encode()), ("payload", b"x"))
@@ -326,3 +344,33 @@ def test_malformed_multipart(local: Remote, body: bytes) -> None:
 def test_content_types_without_a_boundary(local: Remote, content_type: str) -> None:
     answer = local.post("/v1/queue/enqueue", META, {"Content-Type": content_type})
     assert (answer.status, answer.error) in ((400, "invalid_content_type"), (400, "multipart_error"))
+
+
+ATTACKS = (
+    b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 60_000,
+    b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 1_000,
+    b'POST /v1/queue/dequeue HTTP/1.1\r\nHost: x\r\nContent-Length: 25\r\n\r\n{"queue":"a","owner":"me"}'
+    + b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 1_000,
+    b"POST /v1/queue/enqueue HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/related; boundary=B\r\n"
+    b'Content-Length: 999999\r\n\r\n--B\r\nContent-Disposition: form-data; name="payload"\r\n\r\n'
+    + b"x"
+    * 200_000,
+    b"POST /v1/queue/stats HTTP/1.1\r\nHost: x\r\nContent-Length: 999999\r\n\r\n" + b"[" * 60_000,
+    b"\xff" * 60_000,
+)
+
+
+def test_attacks_leave_no_objects_behind(local: Remote) -> None:
+    before = levels(local)
+    counts = []
+    for _ in range(4):
+        wires = [local.connect() for _ in range(60)]
+        for number, wire in enumerate(wires):
+            with contextlib.suppress(OSError):
+                wire.send(ATTACKS[number % len(ATTACKS)])
+        for wire in wires:
+            wire.socket.close()
+        returned(local, before)
+        gc.collect()
+        counts.append(len(gc.get_objects()))
+    assert counts[-1] <= 1.1 * counts[1], counts

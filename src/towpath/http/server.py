@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -54,6 +55,7 @@ DRAIN_POLL, DRAIN_CHECK = 0.05, 0.5
 taken the receipt."""
 TICKS = 10
 """uvicorn calls `on_tick` ten times a second."""
+_NO_HOST = re.compile(rb"[^A-Za-z0-9.:_\[\]%~-]")
 
 
 class HttpServer:
@@ -317,8 +319,8 @@ class LimitedProtocol(HttpToolsProtocol):
         codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
         if version not in ("1.0", "1.1"):
             self._fault = "the HTTP version must be 1.1 or 1.0"
-        elif len(hosts) > 1 or (version == "1.1" and not hosts):
-            self._fault = "the request must have one header Host"
+        elif len(hosts) > 1 or (version == "1.1" and not hosts) or any(map(_NO_HOST.search, hosts)):
+            self._fault = "the request must have one header Host, with a host and a port"
         elif codings not in ([], [b"chunked"]) or (codings and version == "1.0"):
             self._fault = "the only transfer coding is chunked, with HTTP/1.1"
         elif self.parser.should_upgrade():
