@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from tests.support.processes import enqueue
 from towpath import App
 from towpath.errors import InvalidInput
 from towpath.tasks.codec import Codec, decode, encode
@@ -298,3 +299,29 @@ def test_a_long_payload_is_shortened() -> None:
     with pytest.raises(InvalidInput) as caught:
         task.codec.decode(b'{"m":"' + b"z" * 10_000 + b'"}')
     assert len(str(caught.value)) < 200
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.mark.ledgers("memory")
+def test_values_that_are_nested_too_deep(app: App) -> None:
+    """A stranger can send them; no reader gets a RecursionError."""
+
+    def t(x: list[Any]) -> Any: ...
+
+    task = app.task(name="t", max_attempts=1)(t)
+    sent = enqueue(app, "t", b'{"x":' + DEEP + b"}")
+    assert isinstance(app.job(sent.id).status().arguments, bytes | None)
+    app.run(burst=True, deploy_window=0)
+    ended = app.job(sent.id).status()
+    assert (ended.state, ended.reason) == ("failed", "fatal")
+    assert 't: the JSON of the arguments is {"x":[[[' in (ended.error or "")
+    assert "nested too deep" in (ended.error or "")
+    with pytest.raises(InvalidInput, match="nested too deep"):
+        task.codec.decode_result(DEEP)
+    app.queue("mail").put(DEEP, content_type="application/json")
+    with app.queue("mail").get(wait=None) as message:
+        with pytest.raises(InvalidInput, match="payload is b"):
+            message.json()
+        message.ack()

@@ -292,7 +292,7 @@ class Message:
         """The payload as a value, checked against a type if one is given."""
         try:
             return msgspec.json.decode(self.payload, type=type)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise InvalidInput(field="payload", value=self.payload, expected=f"JSON: {error}") from None
 
     def ack(self, result: object = None) -> None:

@@ -34,6 +34,11 @@ Bound = tuple[tuple[Any, ...], dict[str, Any]]
 
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _BYTES = (bytes, bytearray)
+UNREADABLE = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
+"""Exceptions of a decoder."""
+MAYBE_DEEP = 900
+"""A result with more lists and objects than this is decoded once before it is stored: Python 3.14 encodes
+values that are nested deeper than it can decode."""
 _TYPES = re.compile(r"Expected `([^`]*)`, got `([^`]*)`")
 _FIELD = re.compile(r"Object (contains unknown|missing required) field `([^`]*)`")
 _PATH = re.compile(r" - at `\$\.?([^.`\[]*)([^`]*)`$")
@@ -192,7 +197,7 @@ class Codec:
             self._check_finite(arguments, payload)
         try:
             self._decode(payload)
-        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise self._unfit(error, arguments) from None
         return payload
 
@@ -244,7 +249,7 @@ class Codec:
     def _values(self, payload: bytes) -> dict[str, Any]:
         try:
             found = self._decode(payload)
-        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise self._unfit(error, payload) from error
         values = asdict(found)
         del values["towpath__after"]
@@ -262,8 +267,10 @@ class Codec:
             return None
         try:
             content = _encoder.encode(value)
+            if content.count(b"[") + content.count(b"{") > MAYBE_DEEP:
+                decode(content)
         except Exception as error:
-            expected = f"a result that can be stored as JSON: {error}"
+            expected = f"a result that can be stored as JSON: {_where(error)[0]}"
             raise InvalidInput(field=f"what {self.name} returned", value=value, expected=expected) from error
         checks.finite(f"{self.name}()", value, content, to_plain)
         return content
@@ -272,8 +279,8 @@ class Codec:
         """Decode a result. Raises InvalidInput if it does not fit the annotation."""
         try:
             return self._result.decode(b"null" if data is None else data)
-        except (msgspec.MsgspecError, TypeError, ValueError) as error:
-            expected = f"a value that fits its return annotation: {error}"
+        except UNREADABLE as error:
+            expected = f"a value that fits its return annotation: {_where(error)[0]}"
             raise InvalidInput(field=f"the result of {self.name}", value=data, expected=expected) from error
 
     # Texts of errors
@@ -331,7 +338,7 @@ def _in_python(types: str) -> str:
 
 def _where(error: Exception) -> tuple[str, str]:
     """The text of msgspec's error, and the parameter that it concerns."""
-    text = str(error)
+    text = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
     at = _PATH.search(text)
     if at is None:
         return text, ""
@@ -387,7 +394,7 @@ def waited_for(job: Job) -> list[After]:
         return []
     try:
         named = msgspec.json.decode(job.payload, type=_Waiting).after
-    except msgspec.MsgspecError:  # a message or a text that contains the name
+    except UNREADABLE:  # a message or a text that contains the name
         return []
     return [After(each.group, group=True) if isinstance(each, _Group) else After(each) for each in named]
 
@@ -468,5 +475,5 @@ def _any(data: bytes | None) -> Any:
         return None
     try:
         return decode(data)
-    except ValueError:
+    except UNREADABLE:
         return data
