@@ -110,14 +110,18 @@ WALL_CLOCK = frozenset(
 
 MOST_LINES, WALL_OF_LINES = 500, 600
 MAY_BE_LONG: Mapping[str, int] = {
-    "towpath.ledger.model": 900,
+    "towpath.ledger.model": 950,
 }
 """Modules allowed to pass 500 lines, and how far. The model is one file on purpose: it is read from top to
 bottom."""
 MOST_FUNCTION_LINES = 60
 MOST_PUBLIC_METHODS = 18
-MAY_BE_WIDE: Mapping[str, int] = {"towpath.app.App": 32}
-"""Classes with more public methods. An App is the one door for users; its methods delegate."""
+MAY_BE_WIDE: Mapping[str, int] = {
+    "towpath.app.App": 32,
+    "towpath.ledger.model.ModelLedger": 19,
+    "towpath.ledger.memory.ledger.MemoryLedger": 19,
+}
+"""Classes with more public methods: the one door for users, whose methods delegate, and whole ledgers."""
 MOST_PARAMETERS = 7
 MOST_FILES = 240
 """Of the package without testing/ and contrib/: 150 after the files were put in order, 12 for what came later

@@ -142,6 +142,10 @@ class LedgerReads(Protocol):
 
     def note(self, key: str, now: int | None = None) -> NoteView | None: ...
 
+    def chunk(self, blob: str, number: int) -> bytes | None:
+        """A chunk of a blob; None if there is none."""
+        ...
+
     def explain(self, id: str, now: int | None = None) -> Explanation:
         """Why the job does not run. Raises `UnknownJob`."""
         ...
