@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.support.shell import Shell
 from tests.support.wire import Remote, serving
 from towpath import App
 from towpath.testing import ManualClock
@@ -56,3 +59,12 @@ def timed(clock: ManualClock) -> Iterator[Remote]:
     with App("memory://", clock=clock) as app, serving(app) as remote:
         yield remote
         assert app.ledger.check() == []
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """`towpath` in a folder and an environment of its own."""
+    for name in [name for name in os.environ if name.startswith("TOWPATH_") and "TEST" not in name]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return Shell(tmp_path)

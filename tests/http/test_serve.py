@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import stat
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,14 +14,6 @@ import pytest
 from tests.support.processes import command
 from tests.support.shell import Shell
 from tests.support.wire import Wire, receipt
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    for name in [name for name in os.environ if name.startswith("TOWPATH_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    return Shell(tmp_path)
 
 
 def test_the_command_that_it_prints_works(shell: Shell) -> None:

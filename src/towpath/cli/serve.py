@@ -59,6 +59,13 @@ DOCS = "docs/server.md"
     envvar="TOWPATH_DRAIN_GRACE",
     help="After a signal to stop, wait so long for acks of delivered messages. Default: 10s.",
 )
+@click.option(
+    "--max-payload",
+    type=click.IntRange(0, 64 * 1024**3),
+    metavar="BYTES",
+    envvar="TOWPATH_MAX_PAYLOAD",
+    help="The most bytes of a payload. Default: 1073741824 (1 GiB).",
+)
 @log_options
 @pass_session
 def serve(session: Session, /, store: str | None, **options: Any) -> int:

@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar
 import msgspec
 
 from towpath.core.checks import SECOND
+from towpath.core.commands import PutChunk, Result
 from towpath.core.job import ClaimedJob, Job
 from towpath.http.consumers import Consumers
 from towpath.http.options import ServerOptions
@@ -22,6 +23,11 @@ T = TypeVar("T")
 
 MAX_HELD = 100_000
 """Messages that a server remembers. The receipt of any other message costs a read of the ledger."""
+
+
+MAX_UPLOADS = 8
+"""Chunks of payloads that are committed at once: they are in memory, and each delays the commit of other
+requests."""
 
 
 class HeldMessage(msgspec.Struct, frozen=True, gc=False):
@@ -51,6 +57,7 @@ class ServerContext:
         self.consumers = Consumers(engine, options.max_consumers)
         self.held: dict[str, HeldMessage] = {}
         """The delivered messages by id: a cache, oldest first."""
+        self._uploads = asyncio.Semaphore(MAX_UPLOADS)
         self.draining = False
         self.extra: Headers = []
         """Headers of every response."""
@@ -62,6 +69,14 @@ class ServerContext:
     async def read(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A read of the ledger, off the event loop."""
         return await asyncio.to_thread(function, *args, **kwargs)
+
+    async def put_chunk(self, command: PutChunk) -> asyncio.Future[Result]:
+        """Begin to store a chunk of a payload. While the ledger commits as many chunks as it may, the
+        request waits here and reads no further."""
+        await self._uploads.acquire()
+        stored = asyncio.ensure_future(self.engine.acall(command))
+        stored.add_done_callback(lambda _: self._uploads.release())
+        return stored
 
     def queue(self, namespace: str, queue: str) -> QueueName:
         return queue_name(namespace or self.options.default_namespace, queue)

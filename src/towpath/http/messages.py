@@ -4,16 +4,18 @@ delivery."""
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from towpath.core.blobs import HEADER, without_blob
 from towpath.core.checks import SECOND
 from towpath.core.job import Job, Spec
 from towpath.http.multipart import BINARY
 from towpath.http.problems import Problem, bad_body
 from towpath.http.wire import DequeueResponse, EnqueueMeta, LeaseIds, MessageView, QueueName, lease_ids
+from towpath.queues.blobs import StoredPayload
 
 MAX_ATTEMPTS = 5
 """Failed attempts after which a message is a dead letter, if the producer asks for no other number."""
@@ -22,21 +24,12 @@ ATTRIBUTES = "towpath-attributes"
 _CONTENT_TYPE = re.compile(r"[\x20-\x7e]{1,255}")
 
 
-async def payload_of(pieces: AsyncIterator[bytes], limit: int) -> bytes:
-    """The payload of a new message: inline in the job. The only place that decides how a payload is
-    stored."""
-    found: list[bytes] = []
-    size = 0
-    async for piece in pieces:
-        size += len(piece)
-        if size > limit:
-            detail = f"the payload has more than {limit} bytes, the largest that this server stores"
-            raise Problem(413, "payload_too_large", detail)
-        found.append(piece)
-    return found[0] if len(found) == 1 else b"".join(found)
+def too_large(limit: int) -> Problem:
+    detail = f"the payload has more than {limit} bytes, the largest that this server stores"
+    return Problem(413, "payload_too_large", detail)
 
 
-def spec_of(id: str, name: QueueName, meta: EnqueueMeta, payload: bytes, correlation: str) -> Spec:
+def spec_of(id: str, name: QueueName, meta: EnqueueMeta, payload: StoredPayload, correlation: str) -> Spec:
     content_type = meta.payload_content_type or BINARY
     if _CONTENT_TYPE.fullmatch(content_type) is None:
         raise bad_body("payload_content_type must be 1 to 255 visible characters")
@@ -44,7 +37,7 @@ def spec_of(id: str, name: QueueName, meta: EnqueueMeta, payload: bytes, correla
     return Spec(
         id=id,
         queue=name.stored,
-        payload=payload,
+        **payload.fields(),
         content_type=content_type,
         headers=headers_of(meta.attributes or {}),
         delay=max(0, meta.delay_seconds) * SECOND,
@@ -64,11 +57,17 @@ def headers_of(attributes: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_header(key: str, value: object) -> bool:
-    return isinstance(value, str) and 0 < len(key) <= 255 and "\0" not in key + value and key != ATTRIBUTES
+    return (
+        isinstance(value, str)
+        and 0 < len(key) <= 255
+        and "\0" not in key + value
+        and key not in (ATTRIBUTES, HEADER)
+    )
 
 
 def attributes_of(headers: Mapping[str, str]) -> dict[str, Any] | None:
     """None if there are none."""
+    headers = without_blob(headers)
     if ATTRIBUTES not in headers:
         return dict(headers) or None
     found: dict[str, Any] = {key: value for key, value in headers.items() if key != ATTRIBUTES}
@@ -93,7 +92,7 @@ def view_of(name: QueueName, job: Job, stateful: bool) -> DequeueResponse:
         visibility_timeout_seconds=(job.lease_len or 0) // SECOND,
         attributes=attributes_of(job.headers),
         payload_content_type=job.content_type,
-        payload_bytes=len(job.payload),
+        payload_bytes=job.size,
         correlation_id=job.correlation_id or "",
         lease_id=ids.lease,
         lease_expires_at_unix=until,

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from towpath.core import checks
+from towpath.core.blobs import MAX_BLOB
 from towpath.errors import InvalidInput
 
 DEFAULT_LISTEN = "127.0.0.1:9341"
@@ -27,7 +28,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Spans are seconds. `max_consumers` is the number of requests that wait for messages at once.
     `visibility` is the lease of a message if the consumer asks for none, `max_visibility` the longest that a
     consumer may ask for. For `drain_grace` seconds after the first signal to stop, consumers may still
-    acknowledge the messages that they hold."""
+    acknowledge the messages that they hold. `max_payload` is the most bytes of a payload."""
 
     listen: str = DEFAULT_LISTEN
     default_namespace: str = "default"
@@ -35,14 +36,14 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     visibility: int = 30
     max_visibility: int = 1800
     drain_grace: float = 10.0
-    max_payload: int = checks.MAX_PAYLOAD
+    max_payload: int = 1024**3
 
     def __post_init__(self) -> None:
         checks.whole("max_consumers", self.max_consumers, 1, 1_000_000)
         checks.whole("visibility", self.visibility, 1, 86_400)
         checks.whole("max_visibility", self.max_visibility, self.visibility, 86_400)
         checks.micros(self.drain_grace, "drain_grace")
-        checks.whole("max_payload", self.max_payload, 0, checks.MAX_PAYLOAD)
+        checks.whole("max_payload", self.max_payload, 0, MAX_BLOB)
 
 
 def bind(listen: str) -> socket.socket:
