@@ -8,6 +8,7 @@ STEPS  ?= 300
 ARGS   ?=
 JOBS   ?= 2000000
 SECONDS ?= 30
+BYTES ?= 1073741824
 # The bin directories of the PostgreSQL that are installed here, each of another version.
 PG_BINDIRS ?= $(wildcard /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /opt/homebrew/opt/postgresql@*/bin)
 
@@ -15,7 +16,7 @@ PG_BINDIRS ?= $(wildcard /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /opt/homebre
 SCRATCH ?= $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'END { print ($$4 > 4000000) }')" = 1 ] && echo /dev/shm || echo $${TMPDIR:-/tmp})
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-churn bench-flow bench-recovery bench-server rivals docs soak-memory soak-sqlite soak-postgres soak-server test-postgres-versions fuzz chaos reference clean
+.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-churn bench-flow bench-recovery bench-server rivals docs soak-memory soak-bodies soak-sqlite soak-postgres soak-server test-postgres-versions fuzz chaos reference clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -74,6 +75,9 @@ docs: $(VENV)/.dev ## the documentation site, in site/ (strict: a broken link is
 
 soak-memory: $(VENV)/.package ## 2,000,000 waiting jobs and a slow worker within 150 MB (JOBS=)
 	$(BIN)/python bench/soak.py $(JOBS)
+
+soak-bodies: $(VENV)/.dev ## a payload of 1 GiB in and out of a server within 100 MB, on SQLite and PostgreSQL (BYTES=)
+	TOWPATH_SOAK_BYTES=$(BYTES) $(BIN)/python -m pytest -s tests/http/test_large_payloads.py -k flat
 
 soak-sqlite: $(VENV)/.dev ## four processes and 64 threads on one file, for 30 s each (SECONDS=)
 	TOWPATH_SOAK_SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/ledger/sqlite/test_processes.py

@@ -131,6 +131,7 @@ def test_names_come_when_they_are_used() -> None:
     ours = [name for name in ended.stdout.split() if name.startswith("towpath")]
     assert ours == [
         "towpath.core",
+        "towpath.core.blobs",
         "towpath.core.checks",
         "towpath.core.ids",
         "towpath.core.job",
@@ -161,7 +162,7 @@ def test_a_name_that_is_not_there() -> None:
         from towpath import Nothing  # type: ignore[attr-defined]  # noqa: F401
 
 
-LANGUAGE = ("towpath.core.commands", "towpath.core.results")
+LANGUAGE = ("towpath.core.blobs", "towpath.core.commands", "towpath.core.results")
 OUTCOMES = ["Outcome", *(each.__name__ for each in job.Outcome.__args__)]
 READS = {
     **dict.fromkeys(

@@ -14,6 +14,7 @@
     │   │   ├── PartFull        (retryable)
     │   │   └── TooManyAppends  (retryable)
     │   ├── NoteConflict
+    │   ├── UnusableBlob        a chunk is missing or differs, or another job has the blob
     │   ├── NotRevivable
     │   ├── Unsupported
     │   ├── UserFunctionFailed
@@ -205,6 +206,10 @@ class TooManyAppends(QueueFull):
 
 class NoteConflict(Refused):
     sentence = "note {key} is at version {version}, not {expect}"
+
+
+class UnusableBlob(Refused):
+    sentence = "blob {blob} cannot be used: {why}"
 
 
 class NotRevivable(Refused):

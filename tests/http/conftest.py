@@ -64,7 +64,7 @@ def timed(clock: ManualClock) -> Iterator[Remote]:
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     """In an empty directory, without settings."""
-    for name in [name for name in os.environ if name.startswith("TOWPATH_")]:
+    for name in [name for name in os.environ if name.startswith("TOWPATH_") and "TEST" not in name]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     return Shell(tmp_path)

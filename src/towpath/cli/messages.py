@@ -30,7 +30,7 @@ from towpath.cli.targets import find_job, find_task, include_option, known_group
 from towpath.cli.values import Header, Json, Moment, Priority, ReceiptType, Span
 from towpath.commands import ClaimedJob, Key, KeyPolicy, Spec
 from towpath.errors import InvalidInput, LostClaim, Refused
-from towpath.queues import receipts
+from towpath.queues import blobs, receipts
 from towpath.queues.receipts import Receipt
 from towpath.settings import resolve
 
@@ -281,7 +281,7 @@ def get(session: Session, /, queue: str, wait: int, lease: int, count: int, name
         for number, each in enumerate(claims):
             if not session.json and number:
                 click.echo()
-            _show_claim(session, each)
+            _show_claim(session, ledger, each)
     return OK
 
 
@@ -313,9 +313,11 @@ def _explain_empty(ledger: Ledger, queue: str, as_json: bool) -> None:
         print_stderr(["No message."])
 
 
-def _show_claim(session: Session, claim: ClaimedJob) -> None:
+def _show_claim(session: Session, ledger: Ledger, claim: ClaimedJob) -> None:
+    """A large payload is shown by its size."""
     job, receipt = claim.job, str(Receipt.of(claim))
-    value, encoding = decode_body(job.payload, job.content_type)
+    payload = None if blobs.is_large(job) else blobs.whole(job, ledger.chunk)
+    value, encoding = decode_body(payload, job.content_type)
     data = {
         "id": job.id,
         "fence": job.fence,
@@ -324,8 +326,9 @@ def _show_claim(session: Session, claim: ClaimedJob) -> None:
         "kind": job.kind,
         "attempt": job.attempts,
         "lease_until": format_time(job.lease_until),
-        "headers": job.headers,
+        "headers": blobs.without_blob(job.headers),
         "content_type": job.content_type,
+        "size": job.size,
         "payload": value,
         "payload_encoding": encoding,
     }
@@ -339,9 +342,10 @@ def _show_claim(session: Session, claim: ClaimedJob) -> None:
     # A header must not replace a field of the same name.
     headers = {
         f"header {name}" if name in (*fields, "payload") else name: value
-        for name, value in job.headers.items()
+        for name, value in blobs.without_blob(job.headers).items()
     }
-    print_result(session.json, data, format_pairs({**fields, **headers, "payload": format_body(job.payload)}))
+    shown = f"{job.size} bytes" if payload is None else format_body(payload)
+    print_result(session.json, data, format_pairs({**fields, **headers, "payload": shown}))
 
 
 @command("ack")

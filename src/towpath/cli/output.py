@@ -292,7 +292,7 @@ def format_job(job: Job, why: str, history: Sequence[AttemptRecord]) -> list[str
         if job.progress_done is None
         else f"{job.progress_done} of {job.progress_total or '?'}",
         "headers": ", ".join(f"{name}={value}" for name, value in job.headers.items()) or None,
-        "payload": format_body(job.payload),
+        "payload": format_body(job.payload) if len(job.payload) == job.size else f"{job.size} bytes",
         "result": None if job.result is None else format_body(job.result),
         "error": job.error,
         "history": _format_history(history),

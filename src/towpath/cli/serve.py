@@ -203,6 +203,13 @@ _file = click.Path(dir_okay=False, path_type=Path)
     envvar="TOWPATH_MAX_PEER_CONNECTIONS",
     help="Connections at once from one address. Default: no limit.",
 )
+@click.option(
+    "--max-payload",
+    type=click.IntRange(0, 64 * 1024**3),
+    metavar="BYTES",
+    envvar="TOWPATH_MAX_PAYLOAD",
+    help="The most bytes of a payload. Default: 1073741824 (1 GiB).",
+)
 @log_options
 @pass_session
 def serve(session: Session, /, store: str | None, config: Path | None, **options: Any) -> int:

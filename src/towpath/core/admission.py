@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from towpath.core import blobs
 from towpath.core.checks import SECOND
 from towpath.core.commands import GroupState, Placed
 from towpath.core.facts import (
@@ -39,6 +40,7 @@ from towpath.errors import (
     TooManyAppends,
     UnknownDependency,
     UnknownGroup,
+    UnusableBlob,
 )
 
 _NONE = Reason.NONE
@@ -129,6 +131,10 @@ def new_job(
     if origin is not None:
         parent = parent or origin.parent
         correlation = correlation or origin.correlation_id
+    headers, size = spec.headers, len(spec.payload)
+    if spec.blob is not None:
+        headers = {**headers, blobs.HEADER: blobs.header_of(spec.blob, spec.blob_size)}
+        size = spec.blob_size
     # By position, in the order of the fields: a keyword call of this size costs three times as much.
     # fmt: off
     return Job(
@@ -143,7 +149,7 @@ def new_job(
         None if key is None else key.policy,
         None, None, correlation, now, None,
         None if ending is None else now,
-        len(spec.payload), spec.content_type, spec.payload, spec.headers,
+        size, spec.content_type, spec.payload, headers,
     )
     # fmt: on
 
@@ -196,6 +202,7 @@ class _Admitting:
         if self.origin is None:
             _check_room(self.new.values(), self.facts.rooms)
             self.result.spent = _check_quotas(self.new.values(), self.facts.quotas, self.now)
+        self._take_blobs()
         made = {id: self._make(self.new[id], needs[id]) for id in order}
         self.result.jobs = [made[id] for id in self.new]
         self.result.proxies = [self._proxy(spec) for spec in self.refused.values()]
@@ -212,6 +219,16 @@ class _Admitting:
         self.result.keys = [taken for name, taken in self.taken.items() if name not in ended]
         self.result.answers = tuple([self.placed[spec.id] for spec in self.specs])
         return self.result
+
+    def _take_blobs(self) -> None:
+        taken: dict[str, int] = {}
+        for spec in self.new.values():
+            if spec.blob is not None:
+                blobs.check_blob(spec.blob, spec.blob_size, self.facts.blobs.get(spec.blob))
+                if spec.blob in taken:
+                    raise UnusableBlob(blob=spec.blob, why="two jobs of this append name it")
+                taken[spec.blob] = self.seqs[spec.id]
+        self.result.blobs = list(taken.items())
 
     def _place(self, spec: Spec) -> None:
         if spec.id in self.placed:

@@ -10,10 +10,12 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import force_setattr
 
 from towpath.core import checks
+from towpath.core.blobs import PutChunk as PutChunk
 from towpath.core.job import SERIAL, Done, Job, Outcome, Spec, State, rank, words_of
 from towpath.core.limits import Rate
 from towpath.core.results import Appended as Appended
 from towpath.core.results import Canceled as Canceled
+from towpath.core.results import ChunkPut as ChunkPut
 from towpath.core.results import Claimed as Claimed
 from towpath.core.results import GroupSet as GroupSet
 from towpath.core.results import GroupState as GroupState
@@ -31,9 +33,7 @@ from towpath.core.results import Settled as Settled
 from towpath.core.results import Upkept as Upkept
 from towpath.errors import Described, InvalidInput
 
-MAX_SPECS = 100_000
-MAX_BULK = 10_000
-MAX_WANTS = 1_000
+MAX_SPECS, MAX_BULK, MAX_WANTS = 100_000, 10_000, 1_000
 MAX_LEFT = 10_000  # With more ready jobs a claim takes every kind, so that it does not scan them.
 MAX_LEASE = checks.DAY
 PROMOTE = 1_000  # The most due jobs of one queue that a claim makes ready.
@@ -380,10 +380,9 @@ class Open(_Command, frozen=True, gc=False, tag="open"):
                     field="then", value=ending, expected="for one of done, failed and canceled"
                 )
             for spec in checks.all_of(f"then[{ending}]", specs, Spec):
-                if spec.after or spec.group:
-                    raise InvalidInput(
-                        field=f"then[{ending}]", value=spec.id, expected="a spec without after and group"
-                    )
+                if spec.after or spec.group or spec.blob:
+                    expected = "a spec without after, group and blob"
+                    raise InvalidInput(field=f"then[{ending}]", value=spec.id, expected=expected)
         total = sum(len(spec.payload) for specs in self.then.values() for spec in specs)
         checks.whole("payloads of then", total, most=checks.MAX_PAYLOAD)
 
@@ -497,4 +496,4 @@ class Upkeep(_Command, frozen=True, gc=False, tag="upkeep"):
 
 
 _OfJobs = Append | Claim | Renew | Settle | Progress | Cancel | Revive | Purge
-Command = _OfJobs | Hasten | Open | Seal | Unseal | Abort | SetQueue | SetPart | Note | Upkeep
+Command = _OfJobs | Hasten | Open | Seal | Unseal | Abort | SetQueue | SetPart | Note | Upkeep | PutChunk

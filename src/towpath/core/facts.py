@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from towpath.core.blobs import BlobFact
 from towpath.core.commands import GroupState, Placed
 from towpath.core.job import SERIAL, Job, KeyPolicy, Spec, State
 from towpath.core.limits import Rate
@@ -88,6 +89,7 @@ class AppendFacts(msgspec.Struct, kw_only=True):
     rooms: Mapping[str, Room] = {}
     quotas: Mapping[Place, Quota] = {}
     downstream: Mapping[str, frozenset[str]] = {}
+    blobs: Mapping[str, BlobFact] = {}
 
 
 class Origin(msgspec.Struct, frozen=True, gc=False):
@@ -143,6 +145,8 @@ class Admission(msgspec.Struct):
     ended in this append, the dependents stay with the older job and end like it."""
     asked: list[int] = []
     """Running jobs to be asked to stop because they are superseded."""
+    blobs: list[tuple[str, int]] = []
+    """(blob, seq of its new job)"""
 
     @property
     def numbers(self) -> int:
@@ -162,13 +166,15 @@ def key_of(spec: Spec) -> KeyName | None:
 
 
 def is_unrelated(spec: Spec) -> bool:
-    """Does the spec have no dependency, no group and no key row?"""
-    return not spec.after and spec.group is None and (spec.key is None or spec.key.policy is KeyPolicy.SERIAL)
+    """Does the spec have no dependency, no group, no key row and no blob?"""
+    keyed = spec.key is not None and spec.key.policy is not KeyPolicy.SERIAL
+    return not (spec.after or keyed) and spec.group is None and spec.blob is None
 
 
 def is_plain(spec: Spec) -> bool:
-    """Is the spec without relations, key and part? Only plain specs take the fast paths of a ledger."""
-    return not spec.after and spec.group is None and spec.key is None and spec.part is None
+    """Is the spec without relations, key, part and blob? Only plain specs take the fast paths of a ledger."""
+    related = spec.after or spec.group is not None or spec.key is not None
+    return not related and spec.part is None and spec.blob is None
 
 
 def part_of(spec: Spec) -> str | None:
@@ -227,6 +233,13 @@ class AppendReads(Protocol):
 
     def downstream(self, name: str) -> frozenset[str]: ...
 
+    def blob_fact(self, id: str) -> BlobFact | None: ...
+
+
+def blobs_of(specs: Iterable[Spec]) -> set[str]:
+    """The blobs that the specs name."""
+    return {spec.blob for spec in specs if spec.blob is not None}
+
 
 def gather(reads: AppendReads, specs: Sequence[Spec], now: int) -> AppendFacts:
     """The facts about an append. A dependency on an id with a taken key becomes one on the holder of the
@@ -255,6 +268,7 @@ def gather(reads: AppendReads, specs: Sequence[Spec], now: int) -> AppendFacts:
         rooms={queue: room for queue, room in rooms.items() if room is not None},
         quotas={place: quota for place, quota in quotas.items() if quota is not None},
         downstream={start: reads.downstream(start) for start in walks(specs, holders)},
+        blobs={id: fact for id in blobs_of(specs) if (fact := reads.blob_fact(id)) is not None},
     )
 
 

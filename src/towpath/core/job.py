@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import msgspec
 from msgspec.structs import force_setattr, replace
 
-from towpath.core import checks, ids
+from towpath.core import blobs, checks, ids
 from towpath.errors import Described, InvalidInput
 
 PRIORITIES: Mapping[str, int] = {"high": 0, "normal": 5, "low": 10}
@@ -149,7 +149,7 @@ class Spec(
     msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, forbid_unknown_fields=True
 ):
     """The request for a job. Durations (`delay`, `ttl`, `timeout`, `retention`) are microseconds counted from
-    the ledger's time."""
+    the ledger's time. `blob`: the payload is this blob, of `blob_size` bytes; `payload` is then empty."""
 
     id: str
     queue: str
@@ -172,6 +172,8 @@ class Spec(
     generation: int = 0
     key: Key | None = None
     correlation_id: str | None = None
+    blob: str | None = None
+    blob_size: int = 0
 
     def __post_init__(self) -> None:
         checks.text("id", self.id, least=1)
@@ -182,6 +184,7 @@ class Spec(
             checks.text("content_type", self.content_type)
         if self.headers or self.headers is None:
             checks.headers(self.headers)
+            _check_reserved(self.headers)
         if type(self.priority) is not int or not HIGHEST <= self.priority <= LOWEST:
             force_setattr(self, "priority", rank(self.priority))
         if self.delay or type(self.delay) is not int:
@@ -202,6 +205,8 @@ class Spec(
             and self.correlation_id is None
             and self.generation == 0
             and self.after == ()
+            and self.blob is None
+            and self.blob_size == 0
         ):
             _check_optional(self)
 
@@ -261,6 +266,20 @@ def _check_optional(spec: Spec) -> None:
         raise InvalidInput(field="key", value=spec.key, expected="a Key")
     if spec.after:
         _check_after(spec)
+    if spec.blob is not None:
+        checks.name("blob", spec.blob)
+        checks.whole("blob_size", spec.blob_size, 1, blobs.MAX_BLOB)
+        if spec.payload:
+            size = Described(f"{len(spec.payload)} bytes")
+            raise InvalidInput(field="payload", value=size, expected="empty beside a blob")
+    elif spec.blob_size != 0:
+        raise InvalidInput(field="blob_size", value=spec.blob_size, expected="0 without a blob")
+
+
+def _check_reserved(headers: Mapping[str, str]) -> None:
+    if blobs.HEADER in headers:
+        expected = f"without {blobs.HEADER}, which names the blob of a job: use Spec.blob"
+        raise InvalidInput(field="headers", value=headers, expected=expected)
 
 
 def _check_after(spec: Spec) -> None:

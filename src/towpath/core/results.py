@@ -94,6 +94,11 @@ class Noted(_Result, frozen=True, gc=False, tag="noted"):
     fence: int
 
 
+class ChunkPut(_Result, frozen=True, gc=False, tag="chunk-put"):
+    blob: str
+    number: int
+
+
 class Upkept(_Result, frozen=True, gc=False, tag="upkept"):
     reaped: int = 0
     expired: int = 0
@@ -119,6 +124,7 @@ Result = (
     | GroupSet
     | QueueSet
     | Noted
+    | ChunkPut
     | Upkept
 )
 

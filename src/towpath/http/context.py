@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar
 import msgspec
 
 from towpath.core.checks import SECOND
+from towpath.core.commands import PutChunk, Result
 from towpath.core.job import RUNNING, ClaimedJob, Job
 from towpath.http.authentication import AccessControl
 from towpath.http.consumers import Consumers
@@ -31,6 +32,11 @@ MAX_HELD = 100_000
 
 READERS = 8
 """Threads that read from the ledger for requests."""
+
+
+MAX_UPLOADS = 8
+"""Chunks of payloads that are committed at once: they are in memory, and each delays the commit of other
+requests."""
 
 
 class HeldMessage(msgspec.Struct, frozen=True, gc=False):
@@ -62,6 +68,7 @@ class ServerContext:
         self.held: dict[str, HeldMessage] = {}
         """The delivered messages by id: a cache, oldest first."""
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="towpath-http-read")
+        self._uploads = asyncio.Semaphore(MAX_UPLOADS)
         self.draining = False
         self.drained = asyncio.Event()
         """Set when the drain begins, on the event loop."""
@@ -80,6 +87,14 @@ class ServerContext:
     def close(self) -> None:
         """Reads that have begun end by themselves."""
         self._readers.shutdown(wait=False)
+
+    async def put_chunk(self, command: PutChunk) -> asyncio.Future[Result]:
+        """Begin to store a chunk of a payload. While the ledger commits as many chunks as it may, the
+        request waits here and reads no further."""
+        await self._uploads.acquire()
+        stored = asyncio.ensure_future(self.engine.acall(command))
+        stored.add_done_callback(lambda _: self._uploads.release())
+        return stored
 
     def queue(self, namespace: str, queue: str) -> QueueName:
         return queue_name(namespace or self.options.default_namespace, queue)

@@ -6,6 +6,7 @@ import asyncio
 from typing import NamedTuple
 
 from towpath.core import checks
+from towpath.core.blobs import HEADER, JobBlob, blob_of
 from towpath.core.checks import SECOND
 from towpath.core.job import ClaimedJob
 from towpath.http.access import Right
@@ -16,11 +17,15 @@ from towpath.http.messages import view_of
 from towpath.http.multipart import MessageWriter
 from towpath.http.problems import Disconnected, Headers, Problem, bad_body
 from towpath.http.wire import DequeueRequest, QueueName, is_txn
+from towpath.queues.blobs import achunks_of
+from towpath.runtime.claims.dispatcher import release
 from towpath.tasks.new_jobs import new_id
 
 MAX_PAGE = 64
 MAX_OWNER = 512
 NO_WAIT = -1
+WRITTEN = 64 * 1024
+"""Bytes of a blob that are written at once."""
 
 
 class Demanded(NamedTuple):
@@ -65,10 +70,73 @@ class DeliveryRoutes:
             raise Disconnected
         self._context.delivered(claims, stateful)
         writer = MessageWriter()
+        if any(HEADER in claim.job.headers for claim in claims):
+            await self._send_large(exchange, writer, demanded, claims)
+            return
         document = writer.document(
             [(view_of(demanded.name, claim.job, stateful), claim.job.payload) for claim in claims]
         )
         await exchange.send(200, self._headers(writer, claims), document)
+
+    async def _send_large(
+        self, exchange: Exchange, writer: MessageWriter, demanded: Demanded, claims: list[ClaimedJob]
+    ) -> None:
+        """A document with payloads that are read and written chunk by chunk."""
+        heads = [
+            writer.message(
+                view_of(demanded.name, claim.job, demanded.stateful),
+                claim.job.size,
+                number if len(claims) > 1 else None,
+            )
+            for number, claim in enumerate(claims)
+        ]
+        framing = sum(map(len, heads)) + len(claims) * len(writer.after_payload()) + len(writer.end())
+        length = framing + sum([claim.job.size for claim in claims])
+        headers = [*self._headers(writer, claims), (b"content-length", str(length).encode())]
+        await exchange.start(200, headers)
+        gone = asyncio.ensure_future(exchange.disconnected())
+        try:
+            await self._write(exchange, claims, heads, writer.after_payload(), gone)
+            await exchange.write(writer.end(), more=False)
+        finally:
+            gone.cancel()
+
+    async def _write(
+        self,
+        exchange: Exchange,
+        claims: list[ClaimedJob],
+        heads: list[bytes],
+        end: bytes,
+        gone: asyncio.Future[None],
+    ) -> None:
+        """Write messages, each with its head, the payload and `end`: inline payloads together, blobs chunk by
+        chunk. When the client leaves, the messages that it cannot have received are given back."""
+        pieces: list[bytes] = []
+        complete = 0
+        try:
+            for number, (claim, head) in enumerate(zip(claims, heads, strict=True)):
+                pieces += (head, claim.job.payload)
+                if (blob := blob_of(claim.job.headers)) is not None:
+                    await exchange.write(b"".join(pieces))
+                    await self._write_blob(exchange, blob, gone)
+                    complete, pieces = number, []
+                pieces.append(end)
+            await exchange.write(b"".join(pieces))
+            # Waits until the client has read most of it: a write alone only fills the buffer.
+            await exchange.write(b"")
+            _check_present(exchange, gone)
+        except Disconnected:
+            self._context.returned(claims[complete:])
+            release(self._context.engine.committer, claims[complete:])
+            raise
+
+    async def _write_blob(self, exchange: Exchange, blob: JobBlob, gone: asyncio.Future[None]) -> None:
+        async for chunk in achunks_of(blob, self._context.engine.ledger.chunk):
+            # A larger piece would be copied to the buffer of the connection.
+            for start in range(0, len(chunk), WRITTEN):
+                await exchange.write(chunk[start : start + WRITTEN])
+            del chunk  # before the next one is read
+            _check_present(exchange, gone)
 
     async def _subscribe(self, exchange: Exchange, stateful: bool) -> None:
         demanded = await self._demanded(exchange, stateful)
@@ -97,26 +165,9 @@ class DeliveryRoutes:
         await exchange.start(200, self._headers(writer, claims))
         while claims:
             self._context.delivered(claims, demanded.stateful)
-            pieces: list[bytes] = []
-            for claim in claims:
-                meta = view_of(demanded.name, claim.job, demanded.stateful)
-                pieces += (
-                    writer.message(meta, len(claim.job.payload)),
-                    claim.job.payload,
-                    writer.after_payload(),
-                )
-            try:
-                await exchange.write(b"".join(pieces))
-                # Waits until the client has read most of it: a write alone only fills the buffer.
-                await exchange.write(b"")
-                broken = gone.done() or exchange.left
-            except Disconnected:
-                broken = True
-            if broken:
-                # The connection broke while these messages were written.
-                self._context.returned(claims)
-                consumer.give_back(claims)
-                raise Disconnected
+            views = [view_of(demanded.name, claim.job, demanded.stateful) for claim in claims]
+            heads = [writer.message(view, claim.job.size) for view, claim in zip(views, claims, strict=True)]
+            await self._write(exchange, claims, heads, writer.after_payload(), gone)
             consumer.more(len(claims))
             no_wait = demanded.wait is not None and demanded.wait < 0
             claims = await (consumer.first() if no_wait else consumer.wait(None))
@@ -185,6 +236,11 @@ class DeliveryRoutes:
             (b"content-type", writer.content_type),
             (b"x-correlation-id", correlation.encode("ascii", "replace")),
         ]
+
+
+def _check_present(exchange: Exchange, gone: asyncio.Future[None]) -> None:
+    if gone.done() or exchange.left:
+        raise Disconnected
 
 
 def _watch(exchange: Exchange, consumer: Consumer) -> asyncio.Future[None]:

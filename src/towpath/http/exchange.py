@@ -106,15 +106,22 @@ class Exchange:
         except ValueError:
             raise bad_body(f"the query string has invalid UTF-8 or over {MAX_ARGUMENTS} fields") from None
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The pieces of the body."""
+    async def piece(self) -> bytes | None:
+        """The next piece of the body, which is not empty; None at its end."""
         while not self.complete:
             event = await self._receive()
             if event["type"] == "http.disconnect":
                 raise Disconnected
             self.complete = not event.get("more_body", False)
-            if piece := event.get("body", b""):
-                yield piece
+            piece: bytes = event.get("body", b"")
+            if piece:
+                return piece
+        return None
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The pieces of the body."""
+        while (piece := await self.piece()) is not None:
+            yield piece
 
     async def body(self, limit: int, too_large: Callable[[], Problem]) -> bytes:
         pieces: list[bytes] = []

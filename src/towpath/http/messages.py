@@ -4,16 +4,18 @@ delivery."""
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from towpath.core.blobs import HEADER, without_blob
 from towpath.core.checks import SECOND
 from towpath.core.job import PRIORITIES, Job, Key, KeyPolicy, Spec, rank
 from towpath.http.multipart import BINARY
 from towpath.http.problems import Problem, bad_body
 from towpath.http.wire import DequeueResponse, EnqueueMeta, LeaseIds, MessageView, QueueName, lease_ids
+from towpath.queues.blobs import StoredPayload
 
 MILLISECOND = SECOND // 1000
 MAX_ATTEMPTS = 5
@@ -23,25 +25,16 @@ ATTRIBUTES = "towpath-attributes"
 _CONTENT_TYPE = re.compile(r"[\x20-\x7e]{1,255}")
 
 
-async def payload_of(pieces: AsyncIterator[bytes], limit: int) -> bytes:
-    """The payload of a new message: inline in the job. The only place that decides how a payload is
-    stored."""
-    found: list[bytes] = []
-    size = 0
-    async for piece in pieces:
-        size += len(piece)
-        if size > limit:
-            detail = f"the payload has more than {limit} bytes, the largest that this server stores"
-            raise Problem(413, "payload_too_large", detail)
-        found.append(piece)
-    return found[0] if len(found) == 1 else b"".join(found)
+def too_large(limit: int) -> Problem:
+    detail = f"the payload has more than {limit} bytes, the largest that this server stores"
+    return Problem(413, "payload_too_large", detail)
 
 
 def spec_of(
     id: str,
     name: QueueName,
     meta: EnqueueMeta,
-    payload: bytes,
+    payload: StoredPayload,
     correlation: str,
     priorities: Mapping[str, int] = PRIORITIES,
 ) -> Spec:
@@ -57,7 +50,7 @@ def spec_of(
     return Spec(
         id=id,
         queue=name.stored,
-        payload=payload,
+        **payload.fields(),
         content_type=content_type,
         headers=headers_of(meta.attributes or {}),
         priority=rank("normal" if meta.priority == "" else meta.priority, priorities),
@@ -88,11 +81,17 @@ def headers_of(attributes: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_header(key: str, value: object) -> bool:
-    return isinstance(value, str) and 0 < len(key) <= 255 and "\0" not in key + value and key != ATTRIBUTES
+    return (
+        isinstance(value, str)
+        and 0 < len(key) <= 255
+        and "\0" not in key + value
+        and key not in (ATTRIBUTES, HEADER)
+    )
 
 
 def attributes_of(headers: Mapping[str, str]) -> dict[str, Any] | None:
     """None if there are none."""
+    headers = without_blob(headers)
     if ATTRIBUTES not in headers:
         return dict(headers) or None
     found: dict[str, Any] = {key: value for key, value in headers.items() if key != ATTRIBUTES}
@@ -117,7 +116,7 @@ def view_of(name: QueueName, job: Job, stateful: bool) -> DequeueResponse:
         visibility_timeout_seconds=(job.lease_len or 0) // SECOND,
         attributes=attributes_of(job.headers),
         payload_content_type=job.content_type,
-        payload_bytes=len(job.payload),
+        payload_bytes=job.size,
         correlation_id=job.correlation_id or "",
         lease_id=ids.lease,
         lease_expires_at_unix=until,

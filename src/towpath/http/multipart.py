@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import AsyncIterator, Iterable
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from typing import Any, Final
 
 from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
 
@@ -31,36 +31,48 @@ def boundary_of(content_type: str | None) -> str:
 
 
 class EnqueueParts:
-    """Reads the meta part, then the pieces of the payload. Reading stops behind the payload, so meta comes
-    first."""
+    """Reads the meta part, then the pieces of the payload: first `meta`, then `payload`. Reading stops behind
+    the payload, so meta comes first."""
 
-    def __init__(self, boundary: str, chunks: AsyncIterator[bytes]) -> None:
+    def __init__(self, boundary: str, read: Callable[[], Awaitable[bytes | None]]) -> None:
+        """`read` returns the next piece of the body, None at its end."""
         self._parser = PushMultipartParser(boundary, max_segment_count=MAX_PARTS)
-        self._chunks = chunks
-        self.meta = b""
+        self._read = read
+        self._parsed: Iterator[Any] = iter(())
+        self._name: str | None = None
 
-    async def payload(self) -> AsyncIterator[bytes]:
-        """The pieces of the payload. `meta` is complete when the first piece arrives or the pieces end."""
-        name: str | None = None
+    async def meta(self) -> bytes:
+        """The meta part; empty if there is none before the payload."""
         pieces: list[bytes] = []
         size = 0
+        while self._name != PAYLOAD and (event := await self._event()) is not None:
+            if self._name == META and isinstance(event, bytes):
+                size += len(event)
+                if size > MAX_JSON:
+                    raise Problem(400, "invalid_body", f"meta has more than {MAX_JSON} bytes")
+                pieces.append(event)
+        return b"".join(pieces)
+
+    async def payload(self) -> AsyncIterator[bytes]:
+        """The pieces of the payload."""
+        while self._name == PAYLOAD and isinstance(event := await self._event(), bytes):
+            yield event
+
+    async def _event(self) -> bytes | bool | None:
+        """A piece of the part with the name `_name`; True at its beginning, False at its end; None at the end
+        of the body."""
         try:
-            async for chunk in self._chunks:
-                for event in self._parser.parse(chunk):
+            while True:
+                for event in self._parsed:
                     if isinstance(event, MultipartSegment):
-                        name = event.name
-                    elif name == PAYLOAD:
-                        if event is None:
-                            return
-                        yield bytes(event)
-                    elif name == META and event is not None:
-                        size += len(event)
-                        if size > MAX_JSON:
-                            raise Problem(400, "invalid_body", f"meta has more than {MAX_JSON} bytes")
-                        pieces.append(event)
-                    elif name == META:
-                        self.meta = b"".join(pieces)
-            self._parser.close()
+                        self._name = event.name
+                        return True
+                    return False if event is None else bytes(event)
+                piece = await self._read()
+                if piece is None:
+                    self._parser.close()
+                    return None
+                self._parsed = self._parser.parse(piece)
         except MultipartError as error:
             raise Problem(400, "multipart_error", str(error)) from None
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from towpath.core import checks
+from towpath.core.blobs import MAX_BLOB
 from towpath.core.limits import Rate
 from towpath.errors import InvalidInput
 from towpath.http.tls import TlsFiles
@@ -44,8 +45,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     are sent in the clear: `insecure_http` allows that beyond loopback. `rate` limits the requests of each
     client, None not at all; `max_peer_connections` the connections of each address, None not at all.
 
-    `for_tests` lets clients of `/v1/ledger` give the time of commands and read a dump; the suite of ledgers
-    needs both."""
+    `max_payload` is the most bytes of a payload. `for_tests` lets clients of `/v1/ledger` give the time of
+    commands and read a dump; the suite of ledgers needs both."""
 
     listen: str = DEFAULT_LISTEN
     default_namespace: str = "default"
@@ -57,7 +58,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     poll_jitter: float = 0.5
     resilient_poll_interval: float = 300.0
     watch: bool = True
-    max_payload: int = checks.MAX_PAYLOAD
+    max_payload: int = 1024**3
     acquire_block: int = 60
     tls: TlsFiles | None = None
     require_token: bool = False
@@ -76,7 +77,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.poll_interval < LEAST_POLL:
             expected = f"at least {LEAST_POLL} s"
             raise InvalidInput(field="poll_interval", value=self.poll_interval, expected=expected)
-        checks.whole("max_payload", self.max_payload, 0, checks.MAX_PAYLOAD)
+        checks.whole("max_payload", self.max_payload, 0, MAX_BLOB)
         checks.whole("acquire_block", self.acquire_block, 1, 86_400)
         checks.whole("max_connections", self.max_connections, 1, 1_000_000)
         checks.optional_whole("max_peer_connections", self.max_peer_connections, 1, 1_000_000)

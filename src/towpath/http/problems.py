@@ -116,6 +116,8 @@ def problem_of(error: errors.TowpathError) -> Problem:
             return Problem(400, "unsupported", str(error))
         case errors.NoteConflict():
             return Problem(409, "cas_mismatch", str(error))
+        case errors.UnusableBlob():
+            return Problem(409, "payload_lost", str(error))
         case errors.LedgerClosed():
             return Problem(503, "shutdown_draining", "the server stops", retry_after=1)
         case errors.LedgerError() if error.retryable:

@@ -14,10 +14,11 @@ from towpath.core.views import Query
 from towpath.http.access import Right
 from towpath.http.context import ServerContext
 from towpath.http.exchange import Exchange
-from towpath.http.messages import payload_of, spec_of
+from towpath.http.messages import spec_of, too_large
 from towpath.http.multipart import EnqueueParts, boundary_of
 from towpath.http.problems import Disconnected
 from towpath.http.wire import (
+    MAX_JSON,
     EnqueueMeta,
     EnqueueResponse,
     QueueName,
@@ -26,6 +27,7 @@ from towpath.http.wire import (
     WatchEvent,
     decode,
 )
+from towpath.queues.blobs import astore
 from towpath.tasks.new_jobs import new_id
 
 WATCH_INTERVAL = 1.0
@@ -38,6 +40,13 @@ KEEPALIVE = 20.0
 """Seconds between two comments in a stream of events that has no events."""
 
 
+def check_length(exchange: Exchange, limit: int) -> None:
+    """Refuse a payload that is certainly too large by the length of the request, before it is read."""
+    length = exchange.header(b"content-length")
+    if length is not None and int(length) > limit + 2 * MAX_JSON:
+        raise too_large(limit)
+
+
 class QueueRoutes:
     def __init__(self, context: ServerContext) -> None:
         self._context = context
@@ -46,11 +55,13 @@ class QueueRoutes:
     async def enqueue(self, exchange: Exchange) -> None:
         context = self._context
         context.refuse_when_draining()
-        parts = EnqueueParts(boundary_of(exchange.header(b"content-type")), exchange.chunks())
-        payload = await payload_of(parts.payload(), context.options.max_payload)
-        meta = decode(parts.meta, EnqueueMeta)
+        limit = context.options.max_payload
+        check_length(exchange, limit)
+        parts = EnqueueParts(boundary_of(exchange.header(b"content-type")), exchange.piece)
+        meta = decode(await parts.meta(), EnqueueMeta)
         name = context.queue(meta.namespace, meta.queue or exchange.argument("queue"))
         exchange.principal.check(Right.PRODUCE, name.namespace, name.queue)
+        payload = await astore(parts.payload(), context.put_chunk, limit, too_large)
         id = new_id()
         spec = spec_of(id, name, meta, payload, exchange.own_correlation(), self._engine.priorities)
         answer = await self._engine.acall(Append((spec,)))
@@ -66,7 +77,7 @@ class QueueRoutes:
             max_attempts=spec.max_attempts,
             not_visible_until_unix=context.now() + spec.delay // SECOND,
             visibility_timeout_seconds=visibility if visibility > 0 else context.options.visibility,
-            payload_bytes=len(payload),
+            payload_bytes=payload.size,
             correlation_id=correlation,
             duplicate=placed.id != id,
         )

@@ -160,6 +160,10 @@ class LedgerReads(Protocol):
         """Notes by the prefix of their keys, in pages."""
         ...
 
+    def chunk(self, blob: str, number: int) -> bytes | None:
+        """A chunk of a blob; None if there is none."""
+        ...
+
     def explain(self, id: str, now: int | None = None) -> Explanation:
         """Why the job does not run. Raises `UnknownJob`."""
         ...

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import astuple, replace
 
 from towpath.clock import Clock, SystemClock
-from towpath.core import checks, commands, facts, finish, lifecycle, views
+from towpath.core import blobs, checks, commands, facts, finish, lifecycle, views
 from towpath.core.admission import admit
 from towpath.core.commands import KEEP, PROMOTE, TOMBSTONE, GroupState, OnFailure, Result
 from towpath.core.edges import EdgePage, EdgeQuery, edges_in
@@ -38,7 +38,7 @@ from towpath.core.job import (
 from towpath.core.lanes import ageing_order, narrowed
 from towpath.core.lifecycle import RETENTION, Jumps, counter_of
 from towpath.core.limits import PartTurn, Pick, passed_over, permits, share, spend
-from towpath.core.results import changed_anything
+from towpath.core.results import ChunkPut, changed_anything
 from towpath.core.revival import DEAD, RecordRevivals, revive_all
 from towpath.errors import InvalidInput, LedgerClosed, LostClaim, Refused, UnknownJob, Unsupported
 from towpath.ledger import Answer, Capabilities, LeasesOnly
@@ -82,6 +82,9 @@ class Rows:
         self.tombstones: dict[str, facts.Tombstone] = {}
         self.replies: dict[str, tuple[Result, int]] = {}
         """By token: the answer, and the time until which it is kept."""
+        self.blobs: dict[str, blobs.BlobRow] = {}
+        self.chunks: dict[tuple[str, int], bytes] = {}
+        """By blob and number."""
         self.next_seq = 1
         self.next_version = 1
         self.touched = 0
@@ -181,6 +184,10 @@ class RuleReads(Rows):
     def downstream(self, name: str) -> frozenset[str]:
         return finish.downstream(self, name)
 
+    def blob_fact(self, id: str) -> blobs.BlobFact | None:
+        found = sorted([(number, len(data)) for (blob, number), data in self.chunks.items() if blob == id])
+        return blobs.BlobFact(self.blobs[id].job, found) if id in self.blobs else None
+
 
 class Tables(RuleReads):
     """The state with the writes that keep related rows consistent."""
@@ -228,6 +235,8 @@ class Tables(RuleReads):
         self.edges = {ends: any_end for ends, any_end in self.edges.items() if job.seq not in ends}
         self.gates = {at: gate for at, gate in self.gates.items() if at[1] != job.seq}
         self.names = {at: src for at, src in self.names.items() if at[0] != job.seq}
+        for blob in [blob for blob in self.blobs.values() if blob.job == job.seq]:
+            self.blobs[blob.id] = replace(blob, job=None, until=now)
         row = facts.Tombstone(job.id, job.seq, job.state, job.settled_fence, None, now + TOMBSTONE)
         self.tombstones[job.id] = row
 
@@ -291,6 +300,7 @@ def insert(tables: Tables, specs: Sequence[Spec], now: int, origin: facts.Origin
         tables.tombstones[id] = facts.Tombstone(id, seqs[winner], DONE, 0, winner, now + TOMBSTONE)
     tables.keys |= {row.name: row for row in admission.keys}
     tables.keys = {name: row for name, row in tables.keys.items() if name not in admission.freed}
+    tables.blobs |= {id: blobs.BlobRow(id, seq, 0) for id, seq in admission.blobs}
     return admission
 
 
@@ -311,6 +321,16 @@ def append(tables: Tables, command: commands.Append, now: int) -> Result:
     admission = insert(tables, command.specs, now, facts.Origin() if command.inside else None)
     finish.finish_admitted(tables, admission, now)
     return commands.Appended(admission.answers)
+
+
+def put_chunk(tables: Tables, command: blobs.PutChunk, now: int) -> Result:
+    row = tables.blobs.get(command.blob, blobs.BlobRow(command.blob, None, 0))
+    blobs.check_put(command, row.job, tables.chunks.get((command.blob, command.number)))
+    if row.job is None:
+        tables.touched += 1
+        tables.chunks[command.blob, command.number] = command.data
+        tables.blobs[command.blob] = replace(row, until=now + blobs.BLOB_TTL)
+    return ChunkPut(command.blob, command.number)
 
 
 # Claim, renew, progress
@@ -651,7 +671,25 @@ def sweep(tables: Tables, now: int, limit: int) -> int:
     for id in first_due({id: at for id, at in closed.items() if not tables.members(id)}, now, left):
         left -= 1
         forget_group(tables, id)
-    return limit - left
+    return limit - left + sweep_blobs(tables, now, left)
+
+
+def sweep_blobs(tables: Tables, now: int, limit: int) -> int:
+    """Delete at most `limit` chunks of blobs without a job that are due, and the blobs without chunks; return
+    the number of chunks."""
+    due = first_due(blob_ends(tables), now, len(tables.blobs))
+    chunks = [(id, number) for id in due for number, _ in (tables.blob_fact(id) or ((), ()))[1]]
+    chunks = chunks[: min(limit, blobs.SWEPT_CHUNKS)]
+    for chunk in chunks:
+        del tables.chunks[chunk]
+    for id in {id for id, _ in chunks}:
+        if not [blob for blob, _ in tables.chunks if blob == id]:
+            del tables.blobs[id]
+    return len(chunks)
+
+
+def blob_ends(tables: Tables) -> dict[str, int]:
+    return {id: row.until for id, row in tables.blobs.items() if row.job is None}
 
 
 def first_due(times: Mapping[Any, int], now: int, limit: int) -> list[Any]:
@@ -680,6 +718,7 @@ def due_times(tables: Tables, now: int, jumps: Jumps) -> Iterator[int]:
     for part in tables.parts.values():
         if part.next_at > now and tables.ready(part.queue, part.name):
             yield part.next_at
+    yield from blob_ends(tables).values()
     for _, times in small_rows(tables):
         yield from times.values()
 
@@ -699,6 +738,7 @@ HANDLERS: Mapping[type, Callable[[Tables, Any, int], Result]] = {
     commands.Open: open_group,
     **finish.GROUP_COMMANDS,
     commands.Note: note,
+    blobs.PutChunk: put_chunk,
     **SETTERS,
 }
 
@@ -823,6 +863,9 @@ class ModelLedger:
         row, at = self._open().notes.get(key), self._time(now)
         return row if row is not None and (row.expires_at is None or row.expires_at > at) else None
 
+    def chunk(self, blob: str, number: int) -> bytes | None:
+        return self._open().chunks.get((blob, number))
+
     def explain(self, id: str, now: int | None = None) -> Explanation:
         tables, at = self._open(), self._time(now)
         job = tables.find(id)
@@ -890,6 +933,8 @@ def dump(tables: Tables) -> dict[str, Any]:
             for row in tables.tombstones.values()
         ),
         "replies": sorted((token, until) for token, (_, until) in tables.replies.items()),
+        "blobs": sorted(astuple(row) for row in tables.blobs.values()),
+        "chunks": sorted((*at, data) for at, data in tables.chunks.items()),
         "next_seq": tables.next_seq,
         "next_version": tables.next_version,
     }
@@ -909,3 +954,8 @@ def problems(tables: Tables) -> Iterator[str]:
         holder = tables.jobs.get(row.seq)
         if (holder is None or holder.state in FINISHED) and not row.until:
             yield f"key {name} is held by the finished job {row.id} and has no window"
+    sizes = Counter[str]()
+    for (id, _), data in tables.chunks.items():
+        sizes[id] += len(data)
+    headers = {seq: job.headers for seq, job in tables.jobs.items()}
+    yield from blobs.inconsistencies(headers, tables.blobs.values(), sizes)

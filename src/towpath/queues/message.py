@@ -12,6 +12,7 @@ the lease raises `LostClaim`."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 import weakref
@@ -23,13 +24,14 @@ from typing import Any, Final, Literal, Self, TypedDict, Unpack, overload
 import msgspec
 
 from towpath.core import checks
+from towpath.core.blobs import without_blob
 from towpath.core.checks import SECOND, micros
-from towpath.core.commands import MAX_BULK, Append, Appended, Renew, Result, Settle, Settled
+from towpath.core.commands import MAX_BULK, Append, Appended, PutChunk, Renew, Result, Settle, Settled
 from towpath.core.job import STATE_TTL, ClaimedJob, Job, Key, KeyPolicy, Reason, Spec, rank, state_key
 from towpath.core.views import JobStatus
 from towpath.errors import AlreadySettled, InvalidInput, LostClaim, TowpathError
 from towpath.escapes import get_logger
-from towpath.queues import receipts
+from towpath.queues import blobs, receipts
 from towpath.queues.queue import QueueGate
 from towpath.queues.receipts import Receipt
 from towpath.runtime.claims.receiver import LeaseTerms, Receiver, Steps, Subscription, arun, run
@@ -42,6 +44,7 @@ log = get_logger("towpath.messages")
 
 Span = float | timedelta
 
+_BINARY: Final = "application/octet-stream"
 _POLICIES: Final[Mapping[str, KeyPolicy]] = {
     "keep": KeyPolicy.UNIQUE,
     "replace": KeyPolicy.REPLACE,
@@ -81,11 +84,18 @@ class Queue(QueueGate):
 
     def put(self, payload: object, **options: Unpack[PutOptions]) -> str:
         """Add a message and return its id, or the id of the message that already holds its key. Returns when
-        it is durable. Bytes and text are stored as they are, other values as JSON."""
+        it is durable. Bytes and text are stored as they are, other values as JSON. A binary file or an
+        iterator of bytes may have any size: it is read and stored chunk by chunk."""
+        if (stream := blobs.stream_of(payload)) is not None:
+            _refuse_on(options)
+            payload = blobs.store(stream, self._engine.committer.call)
         return self._append((self._spec(payload, options),), options)[0]
 
     @same_as(put)
     async def aput(self, payload: object, **options: Unpack[PutOptions]) -> str:
+        if (stream := blobs.astream_of(payload)) is not None:
+            _refuse_on(options)
+            payload = await blobs.astore(stream, self._put_chunk)
         return (await self._aappend((self._spec(payload, options),), options))[0]
 
     def put_many(self, payloads: Iterable[object], **options: Unpack[PutOptions]) -> list[str]:
@@ -147,6 +157,9 @@ class Queue(QueueGate):
             Receiver(engine, self.name, terms), prefetch, lambda claim: Message(engine, claim, terms)
         )
 
+    async def _put_chunk(self, command: PutChunk) -> asyncio.Future[Result]:
+        return asyncio.ensure_future(self._engine.committer.acall(command))
+
     def _append(self, specs: tuple[Spec, ...], options: PutOptions) -> list[str]:
         on = options.get("on")
         return _ids(
@@ -185,8 +198,12 @@ class Queue(QueueGate):
         return tuple([self._spec(payload, options) for payload in payloads])
 
     def _spec(self, payload: object, options: PutOptions) -> Spec:
-        body, content_type = _body(payload)
-        fields: dict[str, Any] = {"id": new_id(), "payload": body, "content_type": content_type, **options}
+        if isinstance(payload, blobs.StoredPayload):
+            fields: dict[str, Any] = {**payload.fields(), "content_type": _BINARY}
+        else:
+            body, content_type = _body(payload)
+            fields = {"payload": body, "content_type": content_type}
+        fields = {"id": new_id(), **fields, **options}
         if unknown := options.keys() - PutOptions.__annotations__.keys():
             raise TypeError(str(checks.unknown("option", min(unknown), PutOptions.__annotations__, "put")))
         if "delay" in fields:
@@ -220,6 +237,7 @@ class Message:
         self._lease = terms.lease
         self._until = time.monotonic() + terms.max_hold
         self._state: MessageState | None = None
+        self._payload: bytes | None = None
         self._settled = ""
         """The outcome of the delivery in one word, if it was settled here."""
         self.lost = False
@@ -245,12 +263,20 @@ class Message:
 
     @property
     def payload(self) -> bytes:
-        """The stored bytes; `text()` and `json()` decode them."""
-        return self.record.payload
+        """The stored bytes, of at most 16 MiB; `text()` and `json()` decode them. `chunks()` reads a payload
+        of any size."""
+        if self._payload is None:
+            self._payload = blobs.whole(self.record, self._engine.ledger.chunk)
+        return self._payload
+
+    def chunks(self) -> blobs.Chunks:
+        """The payload in pieces, for `for` and `async for`. A large one is read from the ledger piece by
+        piece, 1 MiB at a time."""
+        return blobs.Chunks(self.record, self._engine.ledger.chunk)
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return self.record.headers
+        return without_blob(self.record.headers)
 
     @property
     def content_type(self) -> str:
@@ -412,13 +438,19 @@ def terms_of(lease: Span, max_hold: Span) -> LeaseTerms:
 def _body(payload: object, field: str = "payload") -> tuple[bytes, str]:
     """The payload as bytes, and its content type."""
     if isinstance(payload, bytes | bytearray | memoryview):
-        return bytes(payload), "application/octet-stream"
+        return bytes(payload), _BINARY
     if isinstance(payload, str):
         try:
             return payload.encode(), "text/plain; charset=utf-8"
         except UnicodeEncodeError:
             raise InvalidInput(field=field, value=payload, expected="text without lone surrogates") from None
     return codec.encode(payload, field), "application/json"
+
+
+def _refuse_on(options: PutOptions) -> None:
+    """The chunks of a stream are committed before its message, and an open transaction may exclude them."""
+    if (on := options.get("on")) is not None:
+        raise InvalidInput(field="on", value=on, expected="left out beside a stream")
 
 
 def _key(name: str, conflict: str) -> Key:

@@ -16,6 +16,7 @@ from towpath.testing.suite.append import AppendSuite, CapacitySuite, DependencyS
 from towpath.testing.suite.attempts import AttemptsSuite
 from towpath.testing.suite.bad_input import BadInputSuite
 from towpath.testing.suite.batches import BatchSuite, RepeatSuite
+from towpath.testing.suite.blobs import BlobSuite, BlobSweepSuite
 from towpath.testing.suite.bulk import CancelSuite, PurgeSuite
 from towpath.testing.suite.claim import ClaimSuite, QueueGateSuite, SuspectSuite
 from towpath.testing.suite.groups import CascadeSuite, GroupListSuite, GroupSuite, ThenSuite
@@ -73,6 +74,8 @@ SUITES: tuple[type[Suite], ...] = (
     RecordSuite,
     AttemptsSuite,
     BadInputSuite,
+    BlobSuite,
+    BlobSweepSuite,
 )
 
 
@@ -114,6 +117,8 @@ class LedgerSuite(
     RecordSuite,
     AttemptsSuite,
     BadInputSuite,
+    BlobSuite,
+    BlobSweepSuite,
 ):
     """Every rule of `docs/ledger-rules.md`."""
 

@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from towpath.core.checks import DAY, HOUR, SECOND
 from towpath.core.commands import (
     Abort,
@@ -21,6 +23,7 @@ from towpath.core.commands import (
     Open,
     Progress,
     Purge,
+    PutChunk,
     Renew,
     Revive,
     Seal,
@@ -74,8 +77,8 @@ LEAPS = (70 * SECOND, HOUR // 2, HOUR, 3 * DAY, 8 * DAY, -HOUR)
 
 
 class Draws:
-    """Values drawn from `chance`. `held` and `known` are the claims and ids that `observe` has seen; `made`
-    and `opened` count the created ids and groups, so that old ones become rare."""
+    """Values drawn from `chance`. `held` and `known` are the claims and ids that `observe` has seen; `made`,
+    `opened` and `uploaded` count the created ids, groups and blobs, so that old ones become rare."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -84,6 +87,7 @@ class Draws:
         self.versions = [0]
         self.made = 0
         self.opened = 0
+        self.uploaded = 0
 
     def _maybe(self, odds: float) -> bool:
         return self.chance.random() < odds
@@ -221,6 +225,7 @@ class Moves(Draws):
             (4, self.set_part),
             (5, self.note),
             (10, self.upkeep),
+            (3, self._put_chunk),
         ]
 
     def batch(self) -> list[Command]:
@@ -230,6 +235,8 @@ class Moves(Draws):
             return self._family()
         if self._maybe(0.1):
             return self._revival()
+        if self._maybe(0.07):
+            return self._upload()
         size = self.chance.choice((1, 1, 1, 2, 3, 5, 9))
         weights = [weight for weight, _ in self._kinds]
         return [make() for _, make in self.chance.choices(self._kinds, weights, k=size)]
@@ -297,6 +304,24 @@ class Moves(Draws):
         ids = tuple({self._id() for _ in range(3)})
         where = Selector(group=self._group()) if self._maybe(0.6) else Selector(ids=ids)
         return [*ends, Revive(where=where, limit=self.chance.choice((1, 2, 100)))]
+
+    def _upload(self) -> list[Command]:
+        """The chunks of a blob and the append that names it; sometimes a chunk or the append is missing."""
+        self.uploaded += 1
+        blob = f"b{self.uploaded}"
+        chunks = [
+            PutChunk(blob, n, self.chance.choice((b"1", b"22"))) for n in range(self.chance.randint(1, 3))
+        ]
+        size = sum(len(chunk.data) for chunk in chunks) + self._maybe(0.1)
+        kept = [chunk for chunk in chunks if self._maybe(0.9)]
+        spec = replace(self.spec(self._new_id()), payload=b"", blob=blob, blob_size=size)
+        return [*kept, Append((spec,))] if self._maybe(0.7) or not kept else [*kept]
+
+    def _put_chunk(self) -> PutChunk:
+        """A chunk of a recent blob, which may have a job."""
+        blob = f"b{max(0, self.uploaded - self.chance.choice((-1, 0, 0, 1, 2)))}"
+        self.uploaded += self._maybe(0.3)
+        return PutChunk(blob, self.chance.choice((0, 1, 2)), self.chance.choice((b"1", b"22")))
 
     def step(self) -> int:
         """The advance of the time before the next batch."""

@@ -88,6 +88,7 @@ def test_reads_are_the_same_after_the_transfer() -> None:
         "groups": {"query": views.GroupQuery(limit=3)},
         "winners": {"job": "", "group": group},
         "note": {"key": "n", "now": now},
+        "chunk": {"blob": "b", "number": 0},
         "explain": {"id": id, "now": now},
         "check": {},
         "dump": {},

@@ -22,6 +22,7 @@ from towpath.http.receipts import held_by, held_or_problem, mismatch
 from towpath.http.table import Route
 from towpath.http.wire import AckRequest, EnqueueMeta, QueueName, correlation_of
 from towpath.queues import receipts
+from towpath.queues.blobs import StoredPayload
 from towpath.queues.receipts import Receipt
 from towpath.tasks.new_jobs import new_id
 
@@ -173,7 +174,8 @@ class BulkRoutes:
             payload, content_type = message.payload()
             message.payload_content_type = message.payload_content_type or content_type
             correlation = correlation_of(message.correlation_id) or exchange.own_correlation()
-            return name, spec_of(new_id(), name, message, payload, correlation, self._engine.priorities)
+            stored = StoredPayload(payload, None, len(payload))
+            return name, spec_of(new_id(), name, message, stored, correlation, self._engine.priorities)
         except InvalidInput as error:
             raise bad_body(f"messages[{number}]: {error}") from None
         except Problem as problem:

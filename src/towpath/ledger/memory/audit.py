@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import astuple
 
+from towpath.core import blobs
 from towpath.core.commands import GroupState
 from towpath.core.facts import Proxy, namespace, node
 from towpath.core.finish import groups_waiting, open_groups
@@ -19,7 +20,10 @@ from towpath.ledger.memory.store import MemoryRelations, MemoryStore
 
 def check(store: MemoryStore) -> list[str]:
     """The inconsistencies of the state, one sentence each."""
-    checks = (_jobs, _waits, _queues, _parts, _groups, _proxies, _edges, _cycles, _keys, _remains, _heaps)
+    checks = (
+        *(_jobs, _waits, _queues, _parts, _groups, _proxies),
+        *(_edges, _cycles, _keys, _remains, _blobs, _heaps),
+    )
     return [sentence for each in checks for sentence in each(store)]
 
 
@@ -232,6 +236,16 @@ def _remains(store: MemoryStore) -> Iterator[str]:
             yield f"note {key} has version {note.version} and fence {note.fence}"
 
 
+def _blobs(store: MemoryStore) -> Iterator[str]:
+    headers = {seq: job.headers for seq, job in store.jobs.items()}
+    sizes = {id: sum(map(len, chunks.values())) for id, chunks in store.chunks.items()}
+    yield from blobs.inconsistencies(headers, store.blobs.values(), sizes)
+    if store.blob_of != {row.job: id for id, row in store.blobs.items() if row.job is not None}:
+        yield "the index of blobs differs from the blobs"
+    ends = {(row.until, id) for id, row in store.blobs.items() if row.job is None}
+    yield from _missing("blob ends", ends, store.blob_ends)
+
+
 def _heaps(store: MemoryStore) -> Iterator[str]:
     """Every row that is due at some time must be in the heap of these times."""
     jobs = store.jobs.values()
@@ -305,6 +319,8 @@ def dump(store: MemoryStore) -> dict[str, Any]:
             for row in store.tombstones.values()
         ),
         "replies": sorted((token, until) for token, (_, until) in store.replies.items()),
+        "blobs": sorted(astuple(row) for row in store.blobs.values()),
+        "chunks": sorted((id, *chunk) for id, chunks in store.chunks.items() for chunk in chunks.items()),
         "next_seq": store.next_seq,
         "next_version": store.next_version,
         "last": store.last,

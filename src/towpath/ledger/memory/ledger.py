@@ -21,6 +21,7 @@ from towpath.core.commands import (
     Open,
     Progress,
     Purge,
+    PutChunk,
     Renew,
     Result,
     Revive,
@@ -61,7 +62,7 @@ from towpath.ledger.memory import upkeep as ageing
 from towpath.ledger.memory import upkeep as bulk
 from towpath.ledger.memory.audit import check, dump
 from towpath.ledger.memory.rows import PartRecord, QueueRecord
-from towpath.ledger.memory.store import MemoryRelations, MemoryStore, note, set_part, set_queue
+from towpath.ledger.memory.store import MemoryRelations, MemoryStore, note, put_chunk, set_part, set_queue
 from towpath.ledger.memory.upkeep import upkeep
 
 Handler = Callable[[MemoryStore, Any, int], Result]
@@ -125,6 +126,7 @@ _HANDLERS: dict[type, Handler] = {
     SetQueue: set_queue,
     SetPart: set_part,
     Note: _tokened(note),
+    PutChunk: put_chunk,
     Upkeep: upkeep,
 }
 
@@ -244,6 +246,11 @@ class MemoryLedger:
             now = self._time(now)
             note = self._store.notes.get(key)
             return note if note is not None and (note.expires_at is None or note.expires_at > now) else None
+
+    def chunk(self, blob: str, number: int) -> bytes | None:
+        with self._changed:
+            self._check_open()
+            return self._store.chunks.get(blob, {}).get(number)
 
     def explain(self, id: str, now: int | None = None) -> Explanation:
         with self._changed:

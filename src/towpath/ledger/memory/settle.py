@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from towpath.core.admission import admit
+from towpath.core.blobs import BlobFact, BlobRow
 from towpath.core.commands import TOMBSTONE, Append, Appended, GroupSet, Open, Settle, Settled
 from towpath.core.facts import (
     Admission,
@@ -43,6 +44,7 @@ from towpath.ledger.memory.rows import GroupRecord
 from towpath.ledger.memory.store import (
     MemoryRelations,
     MemoryStore,
+    blob_fact,
     put_proxy,
     write_notes,
 )
@@ -84,6 +86,8 @@ def _insert(store: MemoryStore, admission: Admission, now: int) -> None:
         put_proxy(store, proxy)
     if admission.edges or admission.gates:
         _write_edges(store, admission)
+    for id, seq in admission.blobs:
+        store.put_blob(BlobRow(id, seq, 0))
     if not (admission.keys or admission.aliases or admission.freed):
         # Only keys make an append ask older jobs to stop.
         return
@@ -164,6 +168,9 @@ class MemoryAppend(MemoryRelations):
 
     def downstream(self, name: str) -> frozenset[str]:
         return downstream(self, name)
+
+    def blob_fact(self, id: str) -> BlobFact | None:
+        return blob_fact(self._store, id)
 
 
 def settle(store: MemoryStore, command: Settle, now: int) -> Settled:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TypeVar
 
+from towpath.core.blobs import BLOB_TTL, BlobFact, BlobRow, PutChunk, check_put
 from towpath.core.commands import TOMBSTONE, Note, Noted, QueueSet, Result, SetPart, SetQueue
 from towpath.core.facts import KeyName, KeyTaken, Proxy, Tombstone, namespace
 from towpath.core.finish import GroupGate
 from towpath.core.job import DONE, READY, RUNNING, SCHEDULED, SUSPECT, WAITING, Job, KeyPolicy
 from towpath.core.lifecycle import RETENTION, Histories, Jumps
+from towpath.core.results import ChunkPut
 from towpath.core.views import GroupView, NotePlan, NoteView, given_settings, plan_notes
 from towpath.ledger.memory.rows import GroupRecord, PartRecord, QueueRecord, Timeline
 
@@ -62,6 +64,12 @@ class MemoryStore:
         self.notes: dict[str, NoteView] = {}
         self.tombstones: dict[str, Tombstone] = {}
         self.replies: dict[str, tuple[Result | Claims, int]] = {}
+        self.blobs: dict[str, BlobRow] = {}
+        self.blob_of: dict[int, str] = {}
+        """The blob of a job, by the seq of the job."""
+        self.chunks: dict[str, dict[int, bytes]] = {}
+        """By blob and number."""
+        self.blob_ends: Timeline[str] = Timeline(self._blob_ends)
         self.leases: dict[int, int] = {}
         """The end of the lease by the seq of the running job. Not a timeline: most jobs end long before their
         lease."""
@@ -178,12 +186,22 @@ class MemoryStore:
         for group in self.gates_in.pop(job.seq, ()):
             _remove(self.gates_out, group, job.seq)
         self.names.pop(job.seq, None)
+        if (blob := self.blob_of.pop(job.seq, None)) is not None:
+            self.put_blob(BlobRow(blob, None, now))
         self.add_tombstone(Tombstone(job.id, job.seq, job.state, job.settled_fence, None, now + TOMBSTONE))
 
     def add_tombstone(self, tombstone: Tombstone) -> None:
         self.dirty = True
         self.tombstones[tombstone.id] = tombstone
         self.tombstone_ends.push(tombstone.until, tombstone.id)
+
+    def put_blob(self, row: BlobRow) -> None:
+        self.dirty = True
+        self.blobs[row.id] = row
+        if row.job is None:
+            self.blob_ends.push(row.until, row.id)
+        else:
+            self.blob_of[row.job] = row.id
 
     def link(self, src: int, dst: int, run_anyway: bool) -> None:
         self.edges_out.setdefault(src, {})[dst] = run_anyway
@@ -284,6 +302,10 @@ class MemoryStore:
         group = self.groups.get(name)
         return group is not None and group.closed_at is not None and group.closed_at + RETENTION == at
 
+    def _blob_ends(self, at: int, id: str) -> bool:
+        row = self.blobs.get(id)
+        return row is not None and row.job is None and row.until == at
+
     def _key_ends(self, at: int, name: KeyName) -> bool:
         row = self.keys.get(name)
         return row is not None and row.until == at
@@ -346,6 +368,21 @@ class MemoryRelations:
 
     def retention(self, queue: str) -> int | None:
         return self._store.queues[queue].retention
+
+
+def put_chunk(store: MemoryStore, command: PutChunk, now: int) -> ChunkPut:
+    row, chunks = store.blobs.get(command.blob), store.chunks.get(command.blob, {})
+    job = None if row is None else row.job
+    check_put(command, job, chunks.get(command.number))
+    if job is None:
+        store.chunks.setdefault(command.blob, chunks)[command.number] = command.data
+        store.put_blob(BlobRow(command.blob, None, now + BLOB_TTL))
+    return ChunkPut(command.blob, command.number)
+
+
+def blob_fact(store: MemoryStore, id: str) -> BlobFact | None:
+    chunks = [(number, len(data)) for number, data in sorted(store.chunks.get(id, {}).items())]
+    return BlobFact(store.blobs[id].job, chunks) if id in store.blobs else None
 
 
 def forget_group(store: MemoryStore, id: str) -> None:

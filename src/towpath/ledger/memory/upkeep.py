@@ -8,6 +8,7 @@ from itertools import islice
 from msgspec.structs import replace
 
 from towpath.core import checks, finish
+from towpath.core.blobs import SWEPT_CHUNKS
 from towpath.core.commands import (
     KEEP,
     Cancel,
@@ -101,6 +102,7 @@ def _sweep(store: MemoryStore, now: int, limit: int) -> int:
         left -= 1
     left -= _sweep_parts(store, now, left)
     left -= _sweep_groups(store, now, left)
+    left -= _sweep_blobs(store, now, left)
     store.dirty = store.dirty or left < limit
     return limit - left
 
@@ -127,6 +129,22 @@ def _sweep_groups(store: MemoryStore, now: int, limit: int) -> int:
     for at, id in kept:
         store.group_ends.push(at, id)
     return count
+
+
+def _sweep_blobs(store: MemoryStore, now: int, limit: int) -> int:
+    """Delete the chunks of blobs without a job that are due, and the blobs without chunks."""
+    left = most = min(limit, SWEPT_CHUNKS)
+    while left and (entry := store.blob_ends.pop(now)) is not None:
+        id, chunks = entry[1], store.chunks[entry[1]]
+        doomed = sorted(chunks)[:left]
+        left -= len(doomed)
+        for number in doomed:
+            del chunks[number]
+        if chunks:
+            store.blob_ends.push(*entry)
+        else:
+            del store.blobs[id], store.chunks[id]
+    return most - left
 
 
 def _sweep_parts(store: MemoryStore, now: int, limit: int) -> int:
@@ -157,7 +175,8 @@ def _times(store: MemoryStore, now: int) -> Iterator[int]:
         for at in (queue.scheduled.first(), queue.purges.first()):
             if at is not None:
                 yield at
-    for timeline in (store.expiries, store.tombstone_ends, store.reply_ends, store.note_ends, store.key_ends):
+    small = store.tombstone_ends, store.reply_ends, store.note_ends, store.blob_ends
+    for timeline in (store.expiries, *small, store.key_ends):
         if (at := timeline.first()) is not None:
             yield at
     yield from _part_times(store, now)

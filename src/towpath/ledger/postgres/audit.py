@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 from psycopg.abc import Query as PgQuery
 
+from towpath.core.blobs import HEADER
 from towpath.core.job import Job
 from towpath.core.lifecycle import HISTORY
 from towpath.core.views import NoteView
@@ -16,6 +17,7 @@ from towpath.ledger.postgres.rows import Connection, PostgresDb
 from towpath.ledger.postgres.statements import AGAIN, JOB, Statements
 from towpath.ledger.tables import reads
 from towpath.ledger.tables.append import decode_then
+from towpath.ledger.tables.database import HEADERS
 from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow
 
 _UNFINISHED = "('blocked', 'scheduled', 'ready', 'running')"
@@ -265,6 +267,29 @@ _CHECKS: tuple[tuple[str, str], ...] = (
         f"SELECT id FROM towpath.job WHERE {_UNSOURCED}",
     ),
     (
+        "blob {} has no chunks",
+        """SELECT id FROM towpath.blob b
+           WHERE NOT EXISTS (SELECT 1 FROM towpath.chunk c WHERE c.blob = b.id)""",
+    ),
+    (
+        "blob {} has {} bytes, its job number {} has {}",
+        """SELECT id, n, job, size FROM (SELECT b.id, b.job, j.size,
+            (SELECT sum(octet_length(c.data)) FROM towpath.chunk c WHERE c.blob = b.id) AS n
+            FROM towpath.blob b LEFT JOIN towpath.job j ON j.seq = b.job WHERE b.job IS NOT NULL) x
+           WHERE n IS DISTINCT FROM size""",
+    ),
+    (
+        "chunk {} of blob {} is left",
+        "SELECT number, blob FROM towpath.chunk WHERE blob NOT IN (SELECT id FROM towpath.blob)",
+    ),
+    (
+        "job number {} does not have the blob {} of its header",
+        f"""SELECT seq, named FROM (SELECT seq, convert_from(data, 'UTF8')::json ->> '{HEADER}' AS named
+            FROM towpath.body WHERE what = {HEADERS}) x
+           WHERE named IS NOT NULL AND NOT EXISTS (SELECT 1 FROM towpath.blob b
+               JOIN towpath.job j ON j.seq = b.job WHERE b.job = x.seq AND named = b.id || ' ' || j.size)""",
+    ),
+    (
         "job {} also has a tombstone",
         "SELECT id FROM towpath.tombstone WHERE id IN (SELECT id FROM towpath.job)",
     ),
@@ -338,6 +363,8 @@ def dump(db: PostgresDb, statements: Statements) -> dict[str, Any]:
                FROM towpath.tombstone ORDER BY id"""
         ),
         "replies": ask("SELECT token, until FROM towpath.reply ORDER BY token"),
+        "blobs": ask("SELECT id, job, until FROM towpath.blob ORDER BY id"),
+        "chunks": ask("SELECT blob, number, data FROM towpath.chunk ORDER BY blob, number"),
         "next_seq": next_seq,
         "next_version": next_version,
         "last": last,

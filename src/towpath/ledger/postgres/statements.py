@@ -43,12 +43,14 @@ TYPES: Mapping[str, Sequence[str]] = {
     "tombstone": ("text", "bigint", "text", "bigint", "text", "bigint"),
     "note": ("text", "bytea", "bigint", "bigint", "bigint"),
     "then": ("text", "text"),
+    "blob": ("text", "bigint", "bigint"),
+    "chunk": ("text", "bigint", "bytea"),
     "group": ("text", "text", "text", "text", *("bigint",) * 8, "smallint", "text"),
 }
 # fmt: off
 KEYS: Mapping[str, int] = {
     "body": 2, "edge": 2, "gate": 2, "proxy": 1, "name": 2, "key": 2, "tombstone": 1, "note": 1, "then": 1,
-    "group": 1,
+    "group": 1, "blob": 1, "chunk": 2,
 }
 # fmt: on
 """The number of leading columns that are the primary key."""

@@ -36,6 +36,7 @@ from towpath.core.facts import (
     Place,
     Quota,
     Room,
+    blobs_of,
     is_unrelated,
     key_of,
     places_of,
@@ -45,6 +46,7 @@ from towpath.errors import NestedCall, WrongConnection
 from towpath.ledger.postgres.connection import check_schema
 from towpath.ledger.postgres.rows import PostgresDb, insert_args
 from towpath.ledger.postgres.statements import Statements
+from towpath.ledger.tables.blobs import blob_facts
 from towpath.ledger.tables.database import array
 from towpath.ledger.tables.transaction import GroupRow, PartRow
 
@@ -251,6 +253,7 @@ def _seen(db: PostgresDb, specs: Sequence[Spec], limits: AppendLimits) -> Append
         },
         rooms=limits.rooms,
         quotas=limits.quotas,
+        blobs=blob_facts(db, blobs_of(specs), "seen_blobs"),
     )
 
 

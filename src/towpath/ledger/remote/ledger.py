@@ -178,6 +178,10 @@ class RemoteLedger:
         found: NoteView | None = self._read("note", key=key, now=now)
         return found
 
+    def chunk(self, blob: str, number: int) -> bytes | None:
+        found: bytes | None = self._read("chunk", blob=blob, number=number)
+        return found
+
     def explain(self, id: str, now: int | None = None) -> Explanation:
         checks.optional_whole("now", now)
         found: Explanation = self._read("explain", id=id, now=now)

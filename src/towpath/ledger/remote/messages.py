@@ -171,6 +171,7 @@ READS: Final[Mapping[str, LedgerRead]] = {
     "edges": LedgerRead(EdgePage, query=EdgeQuery),
     "note": LedgerRead(NoteView | None, key=str, now=int | None),
     "notes": LedgerRead(NotePage, query=NoteQuery, now=int | None),
+    "chunk": LedgerRead(bytes | None, blob=str, number=int),
     "explain": LedgerRead(Explanation, id=str, now=int | None),
     "check": LedgerRead(list[str]),
     "dump": LedgerRead(LedgerDump),

@@ -6,13 +6,16 @@ from typing import Any
 
 import apsw
 
+from towpath.core.blobs import HEADER
 from towpath.core.job import Job
 from towpath.core.lifecycle import HISTORY
 from towpath.core.views import NoteView
 from towpath.ledger.sqlite import rows as jobs
+from towpath.ledger.sqlite.rows import SLOTS
 from towpath.ledger.sqlite.statements import named, one, rows
 from towpath.ledger.tables import reads
 from towpath.ledger.tables.append import decode_then
+from towpath.ledger.tables.database import HEADERS
 from towpath.ledger.tables.transaction import GroupRow, PartRow, QueueRow
 
 # Each statement returns the inconsistent rows; the sentence is formatted with their columns. Rows that a
@@ -163,6 +166,29 @@ _CHECKS: tuple[tuple[str, str], ...] = (
         "SELECT slot FROM towpath_body b WHERE b.slot / 8192 NOT IN (SELECT seq FROM towpath_job)",
     ),
     (
+        "blob {} has no chunks",
+        """SELECT id FROM towpath_blob b
+           WHERE NOT EXISTS (SELECT 1 FROM towpath_chunk c WHERE c.blob = b.id)""",
+    ),
+    (
+        "blob {} has {} bytes, its job number {} has {}",
+        """SELECT id, n, job, size FROM (SELECT b.id, b.job, coalesce(j.size, 0) AS size,
+            (SELECT sum(length(c.data)) FROM towpath_chunk c WHERE c.blob = b.id) AS n
+            FROM towpath_blob b LEFT JOIN towpath_job j ON j.seq = b.job WHERE b.job IS NOT NULL)
+           WHERE n IS NOT size""",
+    ),
+    (
+        "chunk {} of blob {} is left",
+        "SELECT number, blob FROM towpath_chunk WHERE blob NOT IN (SELECT id FROM towpath_blob)",
+    ),
+    (
+        "job number {} does not have the blob {} of its header",
+        f"""SELECT seq, named FROM (SELECT slot / {SLOTS} AS seq, CASE slot % {SLOTS}
+            WHEN {HEADERS * 1024} THEN CAST(data AS TEXT) ->> '$."{HEADER}"' END AS named FROM towpath_body)
+           WHERE named IS NOT NULL AND NOT EXISTS (SELECT 1 FROM towpath_blob b
+               JOIN towpath_job j ON j.seq = b.job WHERE b.job = seq AND named = b.id || ' ' || j.size)""",
+    ),
+    (
         "job {} also has a tombstone",
         "SELECT id FROM towpath_tombstone WHERE id IN (SELECT id FROM towpath_job)",
     ),
@@ -226,6 +252,8 @@ def dump(db: apsw.Connection) -> dict[str, Any]:
         ],
         "tombstones": list(db.execute(tombstones)),
         "replies": list(db.execute("SELECT token, until FROM towpath_reply ORDER BY token")),
+        "blobs": list(db.execute("SELECT id, job, until FROM towpath_blob ORDER BY id")),
+        "chunks": list(db.execute("SELECT blob, number, data FROM towpath_chunk ORDER BY blob, number")),
         "next_seq": next_seq,
         "next_version": next_version,
         "last": last,

@@ -20,7 +20,7 @@ import msgspec
 
 from towpath.clock import Clock, SystemClock
 from towpath.core import checks
-from towpath.core.commands import Append, Command, Placed, Settle
+from towpath.core.commands import Append, Command, Placed, PutChunk, Settle
 from towpath.core.explain import Explanation
 from towpath.core.job import Done, Spec
 from towpath.core.lifecycle import Jumps
@@ -485,6 +485,8 @@ def _weight(commands: Sequence[Command]) -> int:
             else:
                 pages += len(specs) - 1
                 size += sum([len(spec.payload) for spec in specs])
+        elif type(command) is PutChunk:
+            size += len(command.data)
     return pages + size // 4096
 
 

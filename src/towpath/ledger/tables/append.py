@@ -22,6 +22,7 @@ from towpath.core.facts import (
     Place,
     Quota,
     Room,
+    blobs_of,
     is_unrelated,
     key_of,
     node,
@@ -32,6 +33,7 @@ from towpath.core.job import FINISHED, Reason, Spec, State
 from towpath.core.limits import spend
 from towpath.errors import Refused
 from towpath.ledger.tables import finish
+from towpath.ledger.tables.blobs import blob_facts
 from towpath.ledger.tables.database import ERROR, array
 from towpath.ledger.tables.transaction import Transaction, load_parts, recount
 
@@ -73,7 +75,9 @@ def place_or_fail(tx: Transaction, specs: Sequence[Spec]) -> None:
         why = str(refusal)
     known = _known(tx, {spec.id for spec in specs})
     new = {
-        spec.id: msgspec.structs.replace(spec, after=(), group=None) for spec in specs if spec.id not in known
+        spec.id: msgspec.structs.replace(spec, after=(), group=None, blob=None, blob_size=0)
+        for spec in specs
+        if spec.id not in known
     }
     if not new:
         return
@@ -134,8 +138,9 @@ def gather(tx: Transaction, specs: Sequence[Spec]) -> AppendFacts:
     related = [spec for spec in specs if spec.after or spec.group is not None or spec.key is not None]
     ids = {spec.id for spec in specs}
     quotas = _quotas(tx, places_of(specs)) if tx.quotas else {}
+    blobs = blob_facts(tx.db, blobs_of(specs))
     if not related:
-        return AppendFacts(known=_known(tx, ids), rooms=rooms, quotas=quotas)
+        return AppendFacts(known=_known(tx, ids), rooms=rooms, quotas=quotas, blobs=blobs)
     tx.hold_relations()
     ids.update(after.id for spec in related for after in spec.after if not after.group)
     groups = {spec.group for spec in related if spec.group is not None}
@@ -156,6 +161,7 @@ def gather(tx: Transaction, specs: Sequence[Spec]) -> AppendFacts:
         rooms=rooms,
         quotas=quotas,
         downstream=downstream(tx, walks(related, holders)),
+        blobs=blobs,
     )
 
 
@@ -282,6 +288,8 @@ def insert_admitted(tx: Transaction, decision: Decision) -> Admission:
     for job in jobs:
         if job.group is not None:
             tx.count_member(job.group, job.state, job.reason, None)
+    if admission.blobs:
+        tx.db.put("blob", [(id, seq, 0) for id, seq in admission.blobs])
     tx.db.put("proxy", [msgspec.structs.astuple(proxy) for proxy in admission.proxies])
     for proxy in admission.proxies:
         recount(tx, proxy.group, None, proxy.counted)

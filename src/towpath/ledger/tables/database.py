@@ -40,6 +40,8 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "note": ("key", "value", "version", "fence", "expires_at"),
     "then": ("id", "specs"),
     "reply": ("token", "answer", "until"),
+    "blob": ("id", "job", "until"),
+    "chunk": ("blob", "number", "data"),
 }
 """The columns of each table that `put` writes, in the order of its rows."""
 

@@ -24,6 +24,7 @@ from towpath.core.commands import (
     Progress,
     Purge,
     Purged,
+    PutChunk,
     Renew,
     Revive,
     Revived,
@@ -39,7 +40,7 @@ from towpath.core.job import ClaimedJob, Spec, State
 from towpath.core.lanes import named_queues
 from towpath.errors import CommandFailed, InvalidInput, Refused
 from towpath.ledger import Answer
-from towpath.ledger.tables import append, settings, settle, upkeep
+from towpath.ledger.tables import append, blobs, settings, settle, upkeep
 from towpath.ledger.tables import claim as claims
 from towpath.ledger.tables.transaction import ReadAhead, Transaction, by_id
 
@@ -61,6 +62,7 @@ _SINGLE: Mapping[type, Callable[[Transaction, Any], Answer]] = {
     SetQueue: settings.set_queue,
     SetPart: settings.set_part,
     Note: settings.note,
+    PutChunk: blobs.put_chunk,
     Upkeep: upkeep.upkeep,
 }
 

@@ -274,6 +274,11 @@ def edges(db: Db, query: EdgeQuery) -> EdgePage:
     return edge_page(query, found)
 
 
+def chunk(db: Db, blob: str, number: int) -> bytes | None:
+    row = db.one("read_chunk", (blob, number)) if storable(blob) else None
+    return None if row is None else bytes(row[0])
+
+
 def explain_job(db: Db, id: str, now: int) -> Explanation:
     found = _by_id(db, [id])
     if id not in found:
@@ -353,6 +358,9 @@ class SharedReads:
 
     def winners(self, *, job: str = "", group: str = "") -> list[Winner]:
         return self._reads(lambda db: winners(db, job, group))
+
+    def chunk(self, blob: str, number: int) -> bytes | None:
+        return self._reads(lambda db: chunk(db, blob, number))
 
 
 READERS: Final = 4

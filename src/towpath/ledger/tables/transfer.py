@@ -50,6 +50,8 @@ _KEYS: Mapping[str, int] = {
     "note": 1,
     "tombstone": 1,
     "reply": 1,
+    "blob": 1,
+    "chunk": 2,
 }
 TABLES: tuple[Table, ...] = (
     Table("job", COLUMNS, ("seq",)),

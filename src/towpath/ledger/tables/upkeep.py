@@ -38,6 +38,7 @@ from towpath.core.lifecycle import (
 from towpath.core.revival import DEAD, revive_all, shut_gates
 from towpath.ledger.tables import claim, finish
 from towpath.ledger.tables.append import downstream
+from towpath.ledger.tables.blobs import sweep_blobs
 from towpath.ledger.tables.database import array
 from towpath.ledger.tables.transaction import GroupRow, Transaction, by_seq, recount
 
@@ -155,7 +156,7 @@ def _sweep(tx: Transaction, limit: int) -> int:
         tx.wrote = True
         tx.parts.clear()
         tx.groups.clear()
-    return limit - left + groups
+    return limit - left + groups + sweep_blobs(tx, left - groups)
 
 
 def _delete_rows(tx: Transaction, statement: str, until: int, limit: int) -> int:
@@ -264,6 +265,7 @@ def delete(tx: Transaction, jobs: Sequence[Job]) -> None:
         "delete_jobs",
     ):
         tx.db.run(statement, (seqs,))
+    tx.db.run("free_blobs", (tx.now, seqs))
     tx.move(Counter((job.queue, job.part, job.state, None) for job in jobs))
 
 

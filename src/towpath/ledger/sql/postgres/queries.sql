@@ -190,6 +190,8 @@ SELECT t.now, CASE WHEN m.min_schema > $4::bigint OR EXISTS (SELECT 1 FROM towpa
     UNION ALL
     SELECT min(until) FROM towpath.reply
     UNION ALL
+    SELECT min(until) FROM towpath.blob WHERE job IS NULL
+    UNION ALL
     SELECT min(expires_at) FROM towpath.note WHERE expires_at IS NOT NULL
     UNION ALL
     SELECT min(until) FROM towpath.key WHERE until > 0
@@ -895,6 +897,47 @@ DELETE FROM towpath.gate t WHERE NOT EXISTS (SELECT 1 FROM towpath."group" g WHE
 -- name: sweep_proxies
 DELETE FROM towpath.proxy t WHERE NOT EXISTS (SELECT 1 FROM towpath."group" g WHERE g.id = t.grp);
 
+-- name: hold_blobs
+SELECT id, job FROM towpath.blob WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json)))
+    ORDER BY id FOR UPDATE;
+
+-- name: seen_blobs
+-- As hold_blobs, without a lock.
+SELECT id, job FROM towpath.blob WHERE id = ANY (ARRAY(SELECT json_array_elements_text($1::json)));
+
+-- name: chunk_lengths
+SELECT blob, number, octet_length(data) FROM towpath.chunk
+    WHERE blob = ANY (ARRAY(SELECT json_array_elements_text($1::json))) ORDER BY blob, number;
+
+-- name: touch_blob
+INSERT INTO towpath.blob (id, job, until) VALUES ($1::text, NULL, $2::bigint)
+ON CONFLICT (id) DO UPDATE SET until = excluded.until WHERE towpath.blob.job IS NULL;
+
+-- name: read_chunk
+SELECT data FROM towpath.chunk WHERE blob = $1::text AND number = $2::bigint;
+
+-- name: free_blobs
+UPDATE towpath.blob SET job = NULL, until = $1::bigint
+    WHERE job = ANY (ARRAY(SELECT json_array_elements_text($2::json)::bigint));
+
+-- name: sweep_chunks
+-- The lock on the blob excludes an append that takes it.
+WITH b AS MATERIALIZED (
+    SELECT id, until FROM towpath.blob WHERE job IS NULL AND until <= $1::bigint
+        ORDER BY until, id LIMIT $2::bigint FOR UPDATE SKIP LOCKED
+), d AS MATERIALIZED (
+    SELECT c.blob, c.number FROM b CROSS JOIN LATERAL (
+        SELECT blob, number FROM towpath.chunk WHERE blob = b.id ORDER BY number LIMIT $2::bigint) c
+    ORDER BY b.until, b.id, c.number LIMIT $2::bigint
+)
+DELETE FROM towpath.chunk c USING d WHERE c.blob = d.blob AND c.number = d.number;
+
+-- name: sweep_blobs
+DELETE FROM towpath.blob WHERE id = ANY (ARRAY(
+    SELECT b.id FROM (SELECT id FROM towpath.blob WHERE job IS NULL AND until <= $1::bigint
+        ORDER BY until, id LIMIT $2::bigint FOR UPDATE SKIP LOCKED) b
+    WHERE NOT EXISTS (SELECT 1 FROM towpath.chunk c WHERE c.blob = b.id)));
+
 -- name: then_of
 SELECT specs FROM towpath."then" WHERE id = $1::text;
 
@@ -937,6 +980,8 @@ SELECT min(at) FROM (
     SELECT min(until) FROM towpath.tombstone
     UNION ALL
     SELECT min(until) FROM towpath.reply
+    UNION ALL
+    SELECT min(until) FROM towpath.blob WHERE job IS NULL
     UNION ALL
     SELECT min(expires_at) FROM towpath.note WHERE expires_at IS NOT NULL
     UNION ALL

@@ -491,6 +491,35 @@ DELETE FROM towpath_gate WHERE src NOT IN (SELECT id FROM towpath_group);
 -- name: sweep_proxies
 DELETE FROM towpath_proxy WHERE grp NOT IN (SELECT id FROM towpath_group);
 
+-- name: hold_blobs
+SELECT json_group_array(json_array(id, job)) FROM towpath_blob WHERE id IN (SELECT value FROM json_each(?));
+
+-- name: chunk_lengths
+SELECT json_group_array(json_array(blob, number, size)) FROM (
+    SELECT blob, number, length(data) AS size FROM towpath_chunk
+    WHERE blob IN (SELECT value FROM json_each(?)) ORDER BY blob, number);
+
+-- name: touch_blob
+INSERT INTO towpath_blob (id, job, until) VALUES (?, NULL, ?)
+ON CONFLICT (id) DO UPDATE SET until = excluded.until WHERE job IS NULL;
+
+-- name: read_chunk
+SELECT data FROM towpath_chunk WHERE blob = ? AND number = ?;
+
+-- name: free_blobs
+UPDATE towpath_blob SET job = NULL, until = ? WHERE job IN (SELECT value FROM json_each(?));
+
+-- name: sweep_chunks
+DELETE FROM towpath_chunk WHERE rowid IN (
+    SELECT c.rowid FROM towpath_blob b CROSS JOIN towpath_chunk c ON c.blob = b.id
+    WHERE b.job IS NULL AND b.until <= ? ORDER BY b.until, b.id, c.number LIMIT ?);
+
+-- name: sweep_blobs
+DELETE FROM towpath_blob WHERE id IN (
+    SELECT b.id FROM (SELECT id FROM towpath_blob WHERE job IS NULL AND until <= ?
+        ORDER BY until, id LIMIT ?) b
+    WHERE NOT EXISTS (SELECT 1 FROM towpath_chunk c WHERE c.blob = b.id));
+
 -- name: then_of
 SELECT specs FROM towpath_then WHERE id = ?;
 
@@ -520,6 +549,8 @@ SELECT min(at) FROM (
     SELECT min(until) FROM towpath_tombstone
     UNION ALL
     SELECT min(until) FROM towpath_reply
+    UNION ALL
+    SELECT min(until) FROM towpath_blob WHERE job IS NULL
     UNION ALL
     SELECT min(expires_at) FROM towpath_note WHERE expires_at IS NOT NULL
     UNION ALL
