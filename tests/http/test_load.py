@@ -122,6 +122,9 @@ def test_more_connections_than_files(tmp_path: Path) -> None:
     """The server goes on when the system refuses it further connections, and serves again when clients
     leave."""
     with served(tmp_path, "memory://", "--drain-grace", "0s") as server:
+        with Wire(server.address) as wire:
+            wire.request("/healthz")
+            assert wire.answer().status == 200
         before = server.files()
         limit = before + 20
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (limit, limit))
