@@ -362,7 +362,9 @@ def test_errors_that_pass_are_survived(start: Start, local: Remote, queue: str) 
         running.ended()
 
 
-def test_an_ack_whose_answer_was_lost_is_repeated(start: Start, local: Remote, queue: str) -> None:
+def test_an_ack_whose_answer_was_lost_is_repeated(
+    start: Start, local: Remote, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
     id = local.enqueue(queue, b"1")["message_id"]
     found = local.dequeue(queue)
     document = answer("200 OK", found.body, f"Content-Type: {found.headers['content-type']}")
@@ -387,6 +389,7 @@ def test_an_ack_whose_answer_was_lost_is_repeated(start: Start, local: Remote, q
         running.ended()
         assert [each.split()[1] for each in server.requests if each][1:3] == [b"/v1/queue/ack"] * 2
     assert local.app.job(id).status().state == "done"
+    assert "was not settled" not in caplog.text
 
 
 @pytest.fixture
