@@ -110,7 +110,7 @@ WALL_CLOCK = frozenset(
 
 MOST_LINES, WALL_OF_LINES = 500, 600
 MAY_BE_LONG: Mapping[str, int] = {
-    "towpath.ledger.model": 950,
+    "towpath.ledger.model": 970,
 }
 """Modules allowed to pass 500 lines, and how far. The model is one file on purpose: it is read from top to
 bottom."""
@@ -119,14 +119,14 @@ MOST_PUBLIC_METHODS = 18
 _LEDGERS = ("memory.ledger.MemoryLedger", "model.ModelLedger", "remote.ledger.RemoteLedger")
 MAY_BE_WIDE: Mapping[str, int] = {
     "towpath.app.App": 32,
+    "towpath.queues.message.Message": 20,
     **{f"towpath.ledger.{name}": 24 for name in _LEDGERS},
 }
 """Classes with more public methods: the one door for users, and the methods of the ledger protocol."""
 MOST_PARAMETERS = 7
 MOST_FILES = 240
 """Of the package without testing/ and contrib/: 150 after the files were put in order, 12 for what came later
-(hooks, job log, discovery, mistakes, history, completion, debug, receipts), 19 for the HTTP server,
-and room for its clients, API and security."""
+(hooks, job log, discovery, mistakes, history, completion, debug, receipts), the others for HTTP."""
 MOST_FILES_AT_THE_TOP = 10
 MOST_ROWS = 16
 

@@ -30,9 +30,9 @@ MAX_ARGUMENTS = 32
 """Arguments of a query string."""
 MAX_WRITE = 256 * 1024
 """Bytes of one write."""
-DISCARDED, DISCARD_SECONDS = 4 * 1024 * 1024, 2.0
-"""Of a body that is too large, so many bytes are read before the answer: a client that still writes would
-otherwise get a reset connection instead of the answer."""
+DISCARDED, LATE_DISCARDED, DISCARD_SECONDS = 4 * 1024 * 1024, 64 * 1024 * 1024, 2.0
+"""Of a body that is not wanted, so many bytes are read before and after the answer: a client that still
+writes would otherwise get a reset connection instead of the answer."""
 
 
 class Exchange:
@@ -151,14 +151,14 @@ class Exchange:
         body = await self.body(limit, lambda: _over(limit))
         return await asyncio.to_thread(decode, body, kind) if len(body) > MAX_JSON else decode(body, kind)
 
-    async def discard(self) -> None:
-        """Read the rest of a body that is not wanted, as far as it is small."""
+    async def discard(self, limit: int) -> None:
+        """Read the rest of a body that is not wanted, at most so many bytes."""
         size = 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_SECONDS):
                 async for piece in self.chunks():
                     size += len(piece)
-                    if size > DISCARDED:
+                    if size > limit:
                         return
 
     @property
@@ -217,7 +217,10 @@ class Exchange:
         await self.send(status, found, encode(value))
 
     async def refuse(self, problem: Problem) -> None:
-        """Answer before the rest of the body is read: a client that still writes gets the answer."""
+        """Answer with an error. A client that still writes a large body gets the answer too, because the body
+        is read on meanwhile."""
+        if not self.complete:
+            await self.discard(DISCARDED)
         problem.close = not self.complete
         body = encode(problem.envelope)
         correlation = (b"x-correlation-id", self.own_correlation().encode())
@@ -226,7 +229,7 @@ class Exchange:
         await self.write(body, more=not self.complete)
         if not self.complete:
             with contextlib.suppress(Disconnected):
-                await self.discard()
+                await self.discard(LATE_DISCARDED)
             await self.write(b"", more=False)
 
 

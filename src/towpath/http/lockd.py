@@ -41,7 +41,15 @@ from towpath.http.wire import (
 )
 
 _BODY = ("invalid_body", "invalid_namespace", "invalid_queue", "missing_queue")
-_DELIVERY = (*_BODY, "missing_owner", "invalid_txn", "waiting", "queue_busy", "shutdown_draining")
+_DELIVERY = (
+    *_BODY,
+    "missing_owner",
+    "payload_lost",
+    "invalid_txn",
+    "waiting",
+    "queue_busy",
+    "shutdown_draining",
+)
 _RECEIPT = (*_BODY, "missing_fields", "not_found", "queue_message_lease_mismatch", "cas_mismatch")
 _KEY = ("invalid_body", "invalid_namespace", "invalid_key")
 _HOLDER = (*_KEY, "missing_params", "missing_fencing_token", "invalid_fencing_token")

@@ -146,6 +146,7 @@ ERRORS: Mapping[str, ErrorCode] = {
     "not_revivable": ErrorCode(
         409, "The job cannot be retried.", "`detail` names the obstacle; enqueue a new job otherwise."
     ),
+    "payload_lost": ErrorCode(409, "A payload in parts was deleted meanwhile.", "Enqueue the message again."),
     "payload_too_large": ErrorCode(413, "The payload is too large.", "Store the data elsewhere."),
     "document_too_large": ErrorCode(413, "The document is too large.", "Store the data elsewhere."),
     "body_too_large": ErrorCode(413, "The body is too large.", "Divide the request."),

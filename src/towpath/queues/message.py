@@ -269,6 +269,11 @@ class Message:
             self._payload = blobs.whole(self.record, self._engine.ledger.chunk)
         return self._payload
 
+    @property
+    def size(self) -> int:
+        """Bytes of the payload."""
+        return self.record.size
+
     def chunks(self) -> blobs.Chunks:
         """The payload in pieces, for `for` and `async for`. A large one is read from the ledger piece by
         piece, 1 MiB at a time."""

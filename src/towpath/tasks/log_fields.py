@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from towpath.escapes import escape
 from towpath.runtime.worker.job_log import job_fields
 from towpath.tasks.new_jobs import running
 
@@ -22,7 +23,7 @@ class JobLogFilter(logging.Filter):
         label = ""
         if found is not None and not hasattr(record, "job_id"):
             fields = job_fields(found.record)
-            label = f"[{fields['kind']} {found.record.short_id}] "
+            label = escape(f"[{fields['kind']} {found.record.short_id}] ")
             vars(record).update(fields | vars(record))
         vars(record).setdefault("job_label", label)
         return True

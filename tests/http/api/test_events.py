@@ -58,7 +58,7 @@ def test_the_events_of_a_worker_in_the_process(queue: str) -> None:
         app.run(burst=True)
         claimed, started, settled = read(wire, 3)
     assert (claimed["event"], claimed["fields"]["ids"]) == ("JobsClaimed", [id])
-    assert claimed["fields"].keys() == {"ids", "owners"}
+    assert claimed["fields"].keys() == {"ids", "queues", "owner"}
     assert (started["event"], started["fields"]["id"]) == ("JobStarted", id)
     assert (settled["event"], settled["fields"]["state"]) == ("JobSettled", "done")
 

@@ -10,7 +10,7 @@ import pytest
 from tests.support.api_reference import routes
 from tests.support.wire import Remote, receipt, serving
 from towpath import App
-from towpath.http import exchange
+from towpath.http import authentication
 from towpath.http.access import UNRESTRICTED, Grant, Principal, Right
 
 
@@ -25,7 +25,7 @@ def become(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets the client of all requests."""
 
     def become(*grants: Grant) -> None:
-        monkeypatch.setattr(exchange, "UNRESTRICTED", Principal("stranger", grants))
+        monkeypatch.setattr(authentication, "UNRESTRICTED", Principal("stranger", grants))
 
     return become
 

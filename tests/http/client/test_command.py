@@ -173,7 +173,7 @@ def test_a_receipt_as_options(call: Call, queue: str, monkeypatch: pytest.Monkey
     extended = call("queue", "extend", *receipt, "--extend", "1m").out
     assert extended.startswith("lease_expires_at_unix=")
     assert extended.endswith("visibility_timeout_seconds=60\n")
-    assert call("queue", "extend", *receipt, "--json").json["visibility_timeout_seconds"] == 30
+    assert call("queue", "extend", *receipt, "--json").json["visibility_timeout_seconds"] == 60
     assert call("queue", "nack", *receipt, "-i", "defer", "--delay", "5m", "--json").json == {
         "requeued": True
     }

@@ -18,6 +18,7 @@ from towpath.core.job import Done, Spec
 from towpath.errors import InvalidInput, NotALedger
 from towpath.http import ledger_routes
 from towpath.http.access import Grant, Principal, Right
+from towpath.http.context import READERS
 from towpath.ledger import open_ledger
 from towpath.ledger.remote.messages import FORMAT, MAX_BODY, MAX_COMMANDS
 from towpath.testing.clock import START
@@ -115,7 +116,7 @@ def test_the_time_of_a_client_is_not_used(local: Remote) -> None:
 def test_the_right_of_a_client(path: str, local: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ledger as a whole is for administrators."""
     reader = Principal("reader", (Grant(frozenset({Right.PRODUCE, Right.CONSUME})),))
-    monkeypatch.setattr("towpath.http.exchange.UNRESTRICTED", reader)
+    monkeypatch.setattr("towpath.http.authentication.UNRESTRICTED", reader)
     answer = post(local, path, "not looked at")
     assert (answer.status, answer.error) == (403, "forbidden")
     with pytest.raises(NotALedger, match=r"reader has no right to admin .* TOWPATH_TOKEN"):
@@ -130,7 +131,7 @@ def test_waits_share_one_thread_and_end_with_a_commit(local: Remote) -> None:
     try:
         for wire in wires:
             wire.request("/v1/ledger/wait", body, MSGPACK)
-        assert threading.active_count() <= before + 2  # the watching thread, and one of the pool for reads
+        assert threading.active_count() <= before + 1 + READERS  # the watching thread, and the pool for reads
     finally:
         for wire in wires:
             wire.socket.close()

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from towpath.events import KINDS, Bus, Event
+from towpath.events import KINDS, Bus, Event, JobsClaimed
 from towpath.http.access import Right
 from towpath.http.api.common import check_right, pattern_of
 from towpath.http.api.waiting import LongPolls
@@ -174,7 +174,9 @@ class EventBuffer:
 
 
 def _is_of(event: Event, queue: str) -> bool:
-    """Whether the event is about this queue. A claim of several jobs is about no queue."""
+    """Whether the event is about this queue. A claim is if all of its jobs are of it."""
+    if isinstance(event, JobsClaimed):
+        return event.queues == (queue,)
     return getattr(event, "queue", None) == queue
 
 

@@ -120,6 +120,8 @@ class LedgerDump(TypedDict):
     parts: list[tuple[PartView, bool]]
     tombstones: list[tuple[Any, ...]]
     replies: list[tuple[Any, ...]]
+    blobs: list[tuple[Any, ...]]
+    chunks: list[tuple[str, int, bytes]]
     next_seq: int
     next_version: int
     last: int
