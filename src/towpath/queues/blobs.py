@@ -32,7 +32,8 @@ class StoredPayload(NamedTuple):
         """The fields of its spec."""
         if self.blob is None:
             return {"payload": self.inline}
-        return {"blob": self.blob, "blob_size": self.size}
+        # A large payload does not outlive the ack of its message by the retention of the queue.
+        return {"blob": self.blob, "blob_size": self.size, "retention": 0}
 
 
 def _too_large(limit: int) -> Exception:

@@ -192,10 +192,11 @@ class QueueAdminRoutes:
 
     async def show(self, exchange: Exchange) -> None:
         name = queue_of(exchange, Right.CONSUME, exchange.query(NamespaceArguments))
-        views, depths = await self._read()
-        if name not in views:
+        ledger = self._engine.ledger
+        view, depths = await self._context.read(lambda: (ledger.queue(name), warn_depths(ledger)))
+        if view is None:
             raise Problem(404, "unknown_queue", f"there is no queue {name}")
-        await exchange.answer(_item(queue_status(views[name]), depths.get(name)))
+        await exchange.answer(_item(queue_status(view), depths.get(name)))
 
     async def change(self, exchange: Exchange) -> None:
         name = queue_of(exchange, Right.ADMIN, exchange.query(NamespaceArguments))
