@@ -18,7 +18,8 @@ from workload import BenchApp
 
 from towpath import App
 from towpath.http.options import ServerOptions
-from towpath.http.server import HttpServer, LimitedProtocol
+from towpath.http.rates import PeerConnections
+from towpath.http.server import HttpServer, LimitedProtocol, ServerConfig
 
 HOST = "127.0.0.1"
 MAX_CONSUMERS = 4_000
@@ -36,7 +37,7 @@ async def answer(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 def echo() -> None:
-    config = uvicorn.Config(
+    config = ServerConfig(
         Litestar([answer], openapi_config=None, logging_config=None),
         host=HOST,
         port=0,
@@ -49,6 +50,8 @@ def echo() -> None:
         server_header=False,
         proxy_headers=False,
     )
+    config.options = ServerOptions()
+    config.peers = PeerConnections(None)
     server = AnnouncedServer(config)
     _until_stdin_ends(lambda: setattr(server, "should_exit", True))
     server.run()
