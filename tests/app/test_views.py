@@ -168,7 +168,8 @@ PURE = {
     Queue: {"part", "subscribe"},
     Message: {
         *("job", "id", "payload", "headers", "content_type", "correlation_id", "attempt", "fence", "state"),
-        *("text", "json"),
+        # `chunks()` is for `for` and for `async for`.
+        *("text", "json", "record", "size", "chunks"),
     },
 }
 

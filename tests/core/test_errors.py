@@ -6,11 +6,12 @@ import copy
 import pickle
 import string
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from towpath import errors
-from towpath.errors import Described, InvalidInput, LostClaim, Refused, TowpathError
+from towpath.errors import CallFailed, Described, InvalidInput, LostClaim, Refused, TowpathError
 
 
 def family(cls: type[TowpathError]) -> Iterator[type[TowpathError]]:
@@ -26,8 +27,11 @@ ALL = list(family(TowpathError))
 def example(cls: type[TowpathError]) -> TowpathError:
     if cls is InvalidInput:
         return InvalidInput(field="queue", value="a 'b'", expected="better")
-    names = [name for _, name, _, _ in string.Formatter().parse(cls.sentence) if name]
-    return cls(**{name: f"<{name}>" for name in names})
+    names = {name for _, name, _, _ in string.Formatter().parse(cls.sentence) if name}
+    values: dict[str, Any] = {name: f"<{name}>" for name in names}
+    if issubclass(cls, CallFailed):
+        values |= {"call": "<call>", "status": 409, "code": "<code>", "retry_after": 2.0}
+    return cls(**values)
 
 
 def test_the_tree_in_the_docstring() -> None:

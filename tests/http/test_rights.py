@@ -262,6 +262,7 @@ def test_a_token_that_expires(guarded: Guarded) -> None:
 
 def test_the_log_has_no_secrets(guarded: Guarded, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, logger="towpath.http.audit")
     token = guarded.token("logged", grant(PRODUCE))
     secret = token.rpartition("_")[2]
     client = guarded.remote.client(token)

@@ -35,6 +35,7 @@ from towpath.core.commands import (
     Open,
     Progress,
     Purge,
+    PutChunk,
     Renew,
     Revive,
     Seal,
@@ -123,6 +124,9 @@ def _appends(script: Script, r: str) -> None:
         Append(tuple(spec(f"{r}-doomed{n}", "doomed", group=f"{r}-doomed") for n in range(3))),
     )
     script.do(Seal(f"{r}-group"), Seal(f"{r}-doomed"))
+    script.do(PutChunk(f"{r}-blob", 0, b"123"), PutChunk(f"{r}-lost", 0, b"without a job"))
+    large = Spec(id=f"{r}-large", queue="large", blob=f"{r}-blob", blob_size=5, retention=0)
+    script.do(PutChunk(f"{r}-blob", 1, b"45"), Append((large,)))
     script.do(Unseal(f"{r}-group"))
     script.do(Seal(f"{r}-group"), SetQueue(queue="members", rate=Rate(1000, burst=100)))
     script.do(

@@ -30,6 +30,7 @@ from towpath.core.commands import (
     Progress,
     Purge,
     Purged,
+    PutChunk,
     Renew,
     Renewed,
     Revive,
@@ -54,6 +55,7 @@ from towpath.core.job import (
     Release,
     RetryOutcome,
     SnoozeOutcome,
+    Spec,
     State,
     Stop,
 )
@@ -261,6 +263,12 @@ def note(harness: Harness) -> list[Command]:
     ]
 
 
+def put_chunks(harness: Harness) -> list[Command]:
+    """The append takes the blob; a repeated chunk of a blob with a job changes nothing."""
+    large = Append((Spec(id="large", queue="q", blob="b", blob_size=5),))
+    return [PutChunk("b", 0, b"123"), PutChunk("b", 1, b"45"), large, PutChunk("b", 2, b"refused")]
+
+
 CASES: dict[str, Case] = {
     "append": appends,
     "refused_append": refused_append,
@@ -278,6 +286,7 @@ CASES: dict[str, Case] = {
     "set_queue": set_queue,
     "set_part": set_part,
     "note": note,
+    "put_chunk": put_chunks,
 }
 CASES |= {f"settle_{type(outcome).__name__.lower()}": settle_with(outcome) for outcome in OUTCOMES}
 

@@ -14,8 +14,9 @@ import apsw
 import pytest
 
 from towpath.core.commands import Append, Appended, Claim, Note, Noted, Settle, Settled, Upkeep, Want
+from towpath.core.edges import EdgeQuery
 from towpath.core.job import Done, RetryOutcome, State
-from towpath.core.views import GroupQuery, Query
+from towpath.core.views import GroupQuery, NoteQuery, Query
 from towpath.errors import (
     CommandFailed,
     Damaged,
@@ -205,8 +206,10 @@ def test_a_closed_ledger_raises(ledger: SqliteLedger, tmp_path: Path) -> None:
             "apply": lambda: ledger.apply([Upkeep()]),
             "backup": lambda: ledger.backup(tmp_path / "copy.db"),
             "check": ledger.check,
+            "chunk": lambda: ledger.chunk("b", 0),
             "dump": ledger.dump,
             "attempts": lambda: ledger.attempts("a"),
+            "edges": lambda: ledger.edges(EdgeQuery(into="a")),
             "explain": lambda: ledger.explain("a"),
             "find": lambda: ledger.find(Query()),
             "get": lambda: ledger.get("a"),
@@ -218,7 +221,9 @@ def test_a_closed_ledger_raises(ledger: SqliteLedger, tmp_path: Path) -> None:
             "lookup": lambda: ledger.lookup("a"),
             "rehearse": lambda: ledger.rehearse(lambda connection: None),
             "note": lambda: ledger.note("k"),
+            "notes": lambda: ledger.notes(NoteQuery()),
             "parts": lambda: ledger.parts("q"),
+            "queue": lambda: ledger.queue("q"),
             "queues": ledger.queues,
             "version": ledger.version,
             "wait": lambda: ledger.wait(0, 5.0),
