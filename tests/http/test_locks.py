@@ -311,3 +311,16 @@ def test_a_state_is_written_after_it_was_removed(remote: Remote, queue: str) -> 
         assert keyed(remote, "update", state, b"2", X_If_Version=str(seen)).status == 200
         assert keyed(remote, "remove", state).json["removed"] is True
     assert keyed(remote, "get", state).status == 204
+
+
+def test_a_negative_time(remote: Remote, queue: str) -> None:
+    answer = remote.call("acquire", key=queue, owner="me", ttl_seconds=-1)
+    assert (answer.status, answer.error) == (400, "invalid_ttl")
+    assert remote.call("acquire", key=queue, owner="me", ttl_seconds=0).status == 200
+
+
+def test_a_field_that_is_null_is_left_out(remote: Remote, queue: str) -> None:
+    assert remote.call("acquire", key=queue, owner="me", ttl_seconds=None, txn_id=None).status == 200
+    assert remote.call("acquire", key=queue, owner=None).error == "missing_owner"
+    assert remote.call("acquire", key=queue, owner="me", ttl_seconds="x").error == "invalid_body"
+    assert remote.call("acquire", key=queue, owner="me", unknown=None).error == "invalid_body"

@@ -204,6 +204,10 @@ class LockRoutes:
         return name, claim
 
     def _ttl(self, seconds: int) -> int:
+        if seconds < 0:
+            raise Problem(
+                400, "invalid_ttl", "ttl_seconds must not be negative; 0 is the default of the server"
+            )
         options = self._context.options
         return SECOND * (min(seconds, options.max_visibility) if seconds > 0 else options.visibility)
 

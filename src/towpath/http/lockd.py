@@ -210,6 +210,7 @@ def _lock_routes(context: ServerContext) -> tuple[Route, ...]:
             errors=(
                 *_KEY,
                 "missing_owner",
+                "invalid_ttl",
                 "invalid_txn",
                 "waiting",
                 "already_exists",
@@ -227,6 +228,7 @@ def _lock_routes(context: ServerContext) -> tuple[Route, ...]:
             errors=(
                 *_HOLDER,
                 *_LEASE,
+                "invalid_ttl",
                 "missing_key",
                 "missing_lease",
                 "lease_conflict",

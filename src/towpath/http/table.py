@@ -92,6 +92,7 @@ ERRORS: Mapping[str, ErrorCode] = {
     "invalid_namespace": ErrorCode(400, "The namespace is no valid name.", _CORRECT),
     "invalid_queue": ErrorCode(400, "The queue is no valid name.", _CORRECT),
     "invalid_key": ErrorCode(400, "The key is no valid name.", _CORRECT),
+    "invalid_ttl": ErrorCode(400, "The time of a lease is negative.", _CORRECT),
     "invalid_txn": ErrorCode(400, "The txn_id cannot be used.", "Leave out `txn_id`."),
     "invalid_nack_intent": ErrorCode(400, "The intent of a nack is unknown.", "Send failure or defer."),
     "invalid_nack_last_error": ErrorCode(400, "A defer has an error.", "Leave out `last_error`."),

@@ -4,6 +4,7 @@ A field with a default is left out of a response when it has that value."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from functools import lru_cache
 from hashlib import blake2b
@@ -270,18 +271,32 @@ def encode(value: object) -> bytes:
     return text + b"\n"
 
 
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
 @lru_cache(maxsize=64)
 def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
 def decode(body: bytes, kind: type[R]) -> R:
-    """The JSON object of a body; an empty body is an object without fields."""
+    """The JSON object of a body; an empty body is an object without fields, and a field that is null is left
+    out, as in Go."""
     try:
         found: R = _decoder(kind).decode(body or b"{}")
         return found
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
+        with contextlib.suppress(*_UNREADABLE):
+            return _without_nulls(body, kind)
         raise bad_body(str(error) or "the JSON is nested too deep") from None
+
+
+def _without_nulls(body: bytes, kind: type[R]) -> R:
+    fields: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Any])
+    known = kind.__struct_fields__
+    return msgspec.convert(
+        {name: fields[name] for name in fields if fields[name] is not None or name not in known}, kind
+    )
 
 
 class QueueName(NamedTuple):
