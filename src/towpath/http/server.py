@@ -33,6 +33,8 @@ log = get_logger("towpath.http")
 
 MAX_HEAD = 64 * 1024
 """Bytes of a request line with its headers."""
+HEADER_FRAMING = 4
+"""Bytes of a header besides its name and value: a colon, a space, CR and LF."""
 MAX_AHEAD = 64 * 1024
 """Bytes of further requests that a client may send before the answer to the current one."""
 OWN_FILES = 1_000
@@ -301,7 +303,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
-        self._count(len(name) + len(value))
+        self._count(len(name) + len(value) + HEADER_FRAMING)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
