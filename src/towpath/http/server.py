@@ -280,8 +280,10 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        # Else the piece has the rest of the current request too, which is not counted.
+        is_further = self._owed is None or bool(self.pipeline)
         super().data_received(data)
-        self._ahead = self._ahead + len(data) if self.pipeline else 0
+        self._ahead = self._ahead + len(data) if is_further and self.pipeline else 0
         if self._ahead > MAX_AHEAD:
             self.transport.abort()
         if self._in_head and not self._refused:
