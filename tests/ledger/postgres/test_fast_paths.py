@@ -73,7 +73,7 @@ def test_the_statement_that_inserts_is_the_same_with_and_without_a_given_time(
     monkeypatch.setattr(statement, "rows", recorded)
     ledger.apply([Append((Spec(id="a", queue="q"),))])
     ledger.apply([Append((Spec(id="b", queue="q"),))], now=ledger.last() + 10**9)
-    assert [args[1] is None for args in sent] == [True, False]
+    assert [args[14] is None for args in sent] == [True, False]
     jobs = {job.id: job for job in ledger.dump()["jobs"]}
     assert jobs["a"].created_at == jobs["a"].ready_at > 0
     assert jobs["b"].created_at == jobs["b"].ready_at == ledger.last()
@@ -98,8 +98,8 @@ def test_a_defect_is_logged_once_and_counted(
 ) -> None:
     empty(module_url)
     if defect == "statement":
-        first, text = queries()["append_plain"]
-        monkeypatch.setitem(queries(), "append_plain", (first, text.replace("FROM t, v", "FROM t, v, none")))
+        first, text = queries()["append_one"]
+        monkeypatch.setitem(queries(), "append_one", (first, text.replace("FROM t )", "FROM t, none )")))
     else:
         monkeypatch.setattr(fast_paths, "_fields", lambda spec: ())
     ledger = PostgresLedger(module_url)

@@ -51,7 +51,7 @@ from towpath.ledger.postgres.rows import (
     PostgresDb,
     ReadyScan,
     add_plain,
-    append_plain,
+    append_one,
     end_open,
     received,
     take_seqs,
@@ -173,8 +173,12 @@ def _append_few(db: PostgresDb, specs: Sequence[Spec], now: int | None) -> Numbe
         raise FastPathRefused("not_plain")
     if len({spec.id for spec in specs}) < len(specs):
         raise FastPathRefused("known_id")
-    fields = msgspec.json.encode([dict(zip(_FIELDS, _fields(spec), strict=True)) for spec in specs])
-    rows = append_plain(db, fields, now, [spec.payload for spec in specs])
+    payloads = [spec.payload for spec in specs]
+    if db.raw_append is not None and len(specs) == 1 and len(payloads[0]) <= SMALL:
+        rows = append_one(db.raw_append, _fields(specs[0]), now, payloads[0])
+    else:
+        texts = msgspec.json.encode([dict(zip(_FIELDS, _fields(spec), strict=True)) for spec in specs])
+        rows = db.rows("append_plain", (texts.decode(), now, payloads), tuple)
     if not rows:
         raise FastPathRefused("known_id_or_capacity")
     return rows[0][0], [seq for _, seq in rows]

@@ -35,7 +35,6 @@ from towpath.ledger.postgres.statements import (
     WIDTH,
     RawStatement,
     Statements,
-    bytea_array,
 )
 from towpath.ledger.tables.database import (
     HEADERS,
@@ -101,8 +100,8 @@ class PostgresDb:
         """The number of transactions in which commit functions are not called eagerly."""
         self.raw_append: RawStatement | None = None
         if connection.prepare_threshold is not None and hasattr(select, "poll"):
-            text = statements.named["append_plain"][1]
-            self.raw_append = RawStatement(connection, "towpath_append", text, 3)
+            text = statements.named["append_one"][1]
+            self.raw_append = RawStatement(connection, "towpath_append", text, 16)
 
     def execute(self, query: bytes, args: Args = ()) -> Cursor:
         try:
@@ -259,14 +258,14 @@ class PostgresDb:
         return isinstance(error, _OURS) or not isinstance(error, psycopg.Error)
 
 
-def append_plain(
-    db: PostgresDb, specs: bytes, now: int | None, payloads: Sequence[bytes]
+def append_one(
+    statement: RawStatement, fields: Sequence[object], now: int | None, payload: bytes
 ) -> list[tuple[int, ...]]:
-    """The ledger time and the number of each spec (JSON); no rows if the statement refuses."""
-    if db.raw_append is None:
-        return db.rows("append_plain", (specs.decode(), now, list(payloads)), tuple)
+    """The ledger time and the number of a plain spec with a small payload; no row if the statement
+    refuses."""
+    texts = [None if value is None else str(value).encode() for value in (*fields, now)]
     try:
-        return db.raw_append.rows((specs, None if now is None else b"%d" % now, bytea_array(payloads)))
+        return statement.rows([*texts, payload])
     except errors.LockNotAvailable as error:
         raise RowsTaken from error
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 import select
-import struct
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -150,17 +149,6 @@ class RawStatement:
             last = more
         assert last is not None
         return last
-
-
-def bytea_array(values: Sequence[bytes]) -> bytes:
-    """The binary form of a bytea[] of one dimension."""
-    return b"".join(
-        [_ARRAY.pack(1, 0, _BYTEA, len(values), 1), *[_length(len(value)) + value for value in values]]
-    )
-
-
-_ARRAY, _BYTEA = struct.Struct(">iiiii"), 17
-_length = struct.Struct(">i").pack
 
 
 def _settings(value: str) -> str:
@@ -312,6 +300,20 @@ _WORDS: Mapping[str, str] = {
     "{ripe}": "CASE WHEN state <> 'ready' THEN 0 WHEN part IS NULL THEN 1 ELSE 2 END",
     # The transaction gets its id before it numbers a job: see `ready_scan`.
     "{number}": "CASE WHEN pg_current_xact_id() IS NOT NULL THEN nextval('towpath.job_seq') END",
+    # The rows of plain specs: the two statements that append them differ in how they read the specs.
+    "{plain_rows}": """j AS (
+        INSERT INTO towpath.job (id, seq, queue, kind, priority, state, reason, ready_at, max_attempts,
+            max_losses, timeout, retention, waits, parent, generation, correlation_id, created_at, size,
+            content_type, complete, payload)
+        SELECT id, seq, queue, kind, priority, CASE WHEN due > now THEN 'scheduled' ELSE 'ready' END,
+            CASE WHEN due > now THEN 'delay' ELSE '' END, due, max_attempts, max_losses, timeout, retention,
+            0, parent, generation, correlation_id, now, length(payload), content_type,
+            length(payload) <= {small}, CASE WHEN length(payload) BETWEEN 1 AND {small} THEN payload END
+        FROM s
+    ), w AS (
+        INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, ripe)
+            SELECT seq, queue, '', priority, due, (due <= now)::int FROM s
+    )""",
     "{known}": str(len(steps("postgres"))),
     "{suspect}": str(SUSPECT),
     "{small}": str(SMALL),

