@@ -158,19 +158,50 @@ def test_a_stopped_holder_makes_busy_after_the_timeout(tmp_path: Path) -> None:
         turns.close()
 
 
-def test_a_stopped_waiter_only_slows(tmp_path: Path) -> None:
+def _work(path: Path, pipe: Connection) -> None:
+    """Take turns until told to stop; report how many, and the longest wait."""
+    turns, count, longest = ProcessTurns(path, 10.0), 0, 0.0
+    pipe.send("working")
+    while not pipe.poll():
+        asked = time.monotonic()
+        with turns:
+            longest = max(longest, time.monotonic() - asked)
+            count += 1
+            os.sched_yield()
+            time.sleep(0.001)  # longer than the gap before the next turn, so that the processes queue
+    turns.close()
+    pipe.send(f"{count} {longest}")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel of Linux for the waiters")
+def test_a_stopped_waiter_slows_the_others_once(tmp_path: Path) -> None:
+    """Each turn behind it took half of the timeout, which is 5 s, and their leases ended."""
     path = tmp_path / "a.db"
-    turns = ProcessTurns(path, 2.0)
-    with child(_want, path) as (waiter, pipe):
+    turns = ProcessTurns(path, 10.0)
+    with child(_want, path) as (waiter, pipe), child(_work, path) as (_, one), child(_work, path) as (_, two):
         with turns:
             assert receive(pipe) == "wanting"
             until(lambda: _is_queued(path))
             assert waiter.pid
             os.kill(waiter.pid, signal.SIGSTOP)
-        started = time.monotonic()
-        with turns:
-            assert 1 <= time.monotonic() - started < 2
+            assert [receive(each) for each in (one, two)] == ["working", "working"]
+        until(lambda: turns_taken(turns, 20))
+        for each in (one, two):
+            each.send("enough")
+        answers = [receive(each).split() for each in (one, two)]
+        assert min(int(count) for count, _ in answers) > 10
+        assert max(float(longest) for _, longest in answers) < 4
+        os.kill(waiter.pid, signal.SIGCONT)
+        assert receive(pipe) == "holding"
+        pipe.send("go")
     turns.close()
+
+
+def turns_taken(turns: ProcessTurns, count: int) -> bool:
+    for _ in range(count):
+        with turns:
+            pass
+    return True
 
 
 def test_a_killed_holder_frees_the_turn(tmp_path: Path) -> None:

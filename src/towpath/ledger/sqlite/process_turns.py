@@ -63,6 +63,12 @@ else:
     _STAMP_HOLDS: Final = 20_000_000
     """Nanoseconds for which a stamp counts. A waiter writes a new one every two milliseconds or sooner. A
     stamp from before a reboot may be in the future and does not count."""
+    _UNCHANGED: Final = 0.1
+    """Seconds after which the first waiter is suspected to be stopped: the others then test whether the turn
+    is free."""
+    _UNUSED: Final = 0.02
+    """Seconds. A first waiter that runs takes a free turn within two milliseconds; one that leaves it free
+    for so long is stopped."""
 
     class ProcessTurns:
         """For one thread at a time. Raises `LedgerBusy` after `timeout` seconds, so that a stopped holder
@@ -74,6 +80,8 @@ else:
         def __init__(self, path: Path, timeout: float) -> None:
             self._path = path
             self._timeout = timeout
+            self._stopped: list[int] = []
+            """The places of waiters that are stopped, which do not count. On Linux."""
             try:
                 self._next = open_beside(path, "-next", os.O_RDWR)
                 try:
@@ -127,6 +135,9 @@ else:
         def _queue(self) -> None:
             began = since = time.monotonic()
             place = None
+            if self._stopped:
+                self._stopped = [each for each in self._stopped if self._holder(each, each + 1) is not None]
+            suspicion = Suspicion()
             try:
                 while True:
                     place = place or self._take_place()
@@ -140,9 +151,27 @@ else:
                         raise LedgerBusy(path=str(self._path), seconds=self._timeout)
                     if not first:
                         since = time.monotonic()
+                        assert place is not None
+                        if waited > _UNCHANGED and sys.platform == "linux":
+                            self._suspect(suspicion, place, since)
                     time.sleep(min(_pause(first, time.monotonic() - since), self._timeout - waited))
             finally:
                 fcntl.lockf(self._next, fcntl.LOCK_UN)
+
+        def _suspect(self, suspicion: Suspicion, place: int, now: float) -> None:
+            """Add the first waiter to the stopped waiters if it leaves a free turn unused."""
+            lowest = self._lowest(place)
+            if lowest is None or lowest != suspicion.place:
+                suspicion.place, suspicion.since, suspicion.free_since = lowest, now, None
+            elif now - suspicion.since > _UNCHANGED:
+                if not self._take_turn():
+                    suspicion.free_since = None
+                    return
+                fcntl.flock(self._turn, fcntl.LOCK_UN)
+                if suspicion.free_since is None:
+                    suspicion.free_since = now
+                elif now - suspicion.free_since > _UNUSED:
+                    self._stopped = sorted([*self._stopped, lowest])
 
         def _write_stamp(self) -> None:
             try:
@@ -167,19 +196,48 @@ else:
             return place
 
         def _is_first(self, place: int) -> bool:
-            """Whether the queue is empty below this place; place 0 means the whole queue."""
+            """Whether the queue is empty below this place, apart from stopped waiters; place 0 means the
+            whole queue."""
             if sys.platform == "linux":
-                # F_GETLK is one call instead of lock and unlock, and this runs before every turn.
-                answer = fcntl.fcntl(
-                    self._next, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, place, 0)
-                )
-                return bool(_FLOCK.unpack(answer)[0] == fcntl.F_UNLCK)
+                return self._lowest(place) is None
             try:
                 fcntl.lockf(self._next, _PEEK, place)
             except BlockingIOError:
                 return False
             fcntl.lockf(self._next, fcntl.LOCK_UN, place)
             return True
+
+        def _lowest(self, place: int) -> int | None:
+            """The first place below this one that another process holds, apart from stopped waiters; place 0
+            means the whole queue."""
+            start = 0
+            for end in (*[each for each in self._stopped if not place or each < place], place):
+                found = self._holder(start, end)
+                while found is not None and (below := self._holder(start, found)) is not None:
+                    found = below
+                if found is not None:
+                    return found
+                start = end + 1
+            return None
+
+        def _holder(self, start: int, end: int) -> int | None:
+            """A place from `start` to before `end` that another process holds; an end of 0 means no end.
+            F_GETLK is one call instead of lock and unlock, and this runs before every turn."""
+            if 0 < end <= start:
+                return None
+            asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, start, end and end - start, 0)
+            kind, _, place, _, _ = _FLOCK.unpack(fcntl.fcntl(self._next, fcntl.F_GETLK, asked))
+            return None if kind == fcntl.F_UNLCK else place
+
+    class Suspicion:
+        """The first waiter of the queue, since when it is the first, and since when the turn is free."""
+
+        __slots__ = ("free_since", "place", "since")
+
+        def __init__(self) -> None:
+            self.place: int | None = None
+            self.since = 0.0
+            self.free_since: float | None = None
 
     def _pause(first: bool, since: float) -> float:
         """The first waiter polls more often than the others, because a late poll is time in which no process
