@@ -153,7 +153,8 @@ def _reruns(found: Findings, record: Record) -> None:
         if count > 1:
             found.add_doubled(f"job {id} was run {count} times with fence {fence}")
     by_job: dict[str, list[Run]] = defaultdict(list)
-    for run in sorted(record.runs, key=lambda run: run.at):
+    # A worker that was stopped may begin an older claim after the newer one ran.
+    for run in sorted(record.runs, key=lambda run: run.fence):
         by_job[run.id].append(run)
     for id, runs in by_job.items():
         for run, later in pairwise(runs):
@@ -162,13 +163,24 @@ def _reruns(found: Findings, record: Record) -> None:
             found.rerun += 1
             if not any(_explains(each, run, later) for each in record.events):
                 how = run.ended or "did not end"
+                near = [
+                    f"{each.what} of {each.victim} from {_seconds(each.at - run.at)} to"
+                    f" {_seconds(each.until - run.at)}"
+                    for each in record.events
+                    if abs(each.at - run.at) < 2 * SETTLING
+                ]
                 found.add_unexplained(
-                    f"job {id} ran again in {later.process}; its run in {run.process} {how}, and no event"
-                    " explains it"
+                    f"job {id} ran again in {later.process} {_seconds(later.at - run.at)} later, with fence"
+                    f" {later.fence}; its run in {run.process} with fence {run.fence} {how}, and no event"
+                    f" explains it (events, counted from the run: {', '.join(near) or 'none'})"
                 )
+
+
+def _seconds(nanoseconds: int) -> str:
+    return f"{nanoseconds / 1e9:.2f} s"
 
 
 def _explains(event: Event, run: Run, later: Run) -> bool:
     if event.victim == ALL_PROCESSES:
         return event.at - SETTLING <= later.at and run.at <= event.until + SETTLING
-    return event.victim == run.process and event.at <= later.at and run.at <= event.until
+    return event.victim == run.process and event.at <= max(run.at, later.at) and run.at <= event.until

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -246,3 +248,21 @@ def test_a_full_worker_leaves_jobs_to_an_idle_one(url: str, fleet: App, tmp_path
             assert [handle.result(WAIT) for handle in [*ahead, *later]] == [*range(100), *range(10)]
             assert not gate.exists()
             gate.touch()
+
+
+def test_claims_that_waited_for_half_a_lease_do_not_start(app: App) -> None:
+    """As after a SIGSTOP: other workers may have claimed the jobs, which then ran twice."""
+    lease, began = 3.0, threading.Event()
+
+    @app.task
+    async def block(n: int) -> None:
+        if n == 300:
+            time.sleep(0.55 * lease)  # like a process that is stopped
+            began.set()
+
+    block.enqueue_many([block.of(n) for n in range(600)])
+    with working(app, concurrency=8, lease=lease):
+        assert began.wait(WAIT)
+        until(lambda: done(app) == 600)
+    fences = [job.fence for job in app.ledger.find(Query(limit=1000)).jobs]
+    assert set(fences) > {1}, "some were given back and claimed again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 
 import pytest
@@ -268,7 +269,7 @@ def test_what_was_asked_for_before_the_options_changed_goes_back(app: App) -> No
                 ClaimCommand(owner=app.engine.owner, wants=(Want("interactive", 1),), lease=30_000_000)
             )
             assert isinstance(reply, Claimed)
-            worker._accept(before, list(reply.claims))
+            worker._accept(before, list(reply.claims), time.monotonic())
 
         late: list[JobHandle[None]] = []
         service._loop.call_soon_threadsafe(change)

@@ -82,6 +82,9 @@ class Worker:
         self._gathered = 0
         """Outcomes that were kept back in the last iteration of the loop."""
         self._start_check: asyncio.TimerHandle | None = None
+        self._filled = 0.0
+        """The monotonic time since which the buffered claims wait, at the longest: of the last `_fill`, or of
+        the claim."""
         self._started = self._flushing = self._stopping = self._paused = False
         self._paused_lanes: Collection[str] = ()
         self._fatal: TowpathError | None = None
@@ -213,19 +216,23 @@ class Worker:
         """In the committing thread."""
         self._counts.taken += len(claims)
         try:
-            self._loop.call_soon_threadsafe(self._accept, buffer, claims, context=self._runs.context)
+            # The leases began at the latest when the batch did.
+            leased = time.monotonic() - self._engine.committer.batch_seconds
+            self._loop.call_soon_threadsafe(self._accept, buffer, claims, leased, context=self._runs.context)
         except RuntimeError:
             # The loop is closed.
             for claim in claims:
                 self._settles.add(Settle(claim.id, claim.fence, Release()), claim.job)
             self._settles.send()
 
-    def _accept(self, buffer: ClaimBuffer, claims: list[ClaimedJob]) -> None:
+    def _accept(self, buffer: ClaimBuffer, claims: list[ClaimedJob], leased: float) -> None:
         if self._engine.bus.wants(JobsClaimed):
             ids = tuple([claim.id for claim in claims])
             queues = tuple(sorted({claim.job.queue for claim in claims}))
             self._engine.bus.publish(JobsClaimed(ids, queues, self._engine.owner))
         self._engine.leases.hold(claims, self._lease, self._lost, self._stop_requested)
+        if not buffer:
+            self._filled = leased
         buffer.add(claims, self._engine.committer.batch_seconds)
         if self._stopping or self._paused or buffer is not self.buffer:
             self._release_buffered(buffer)
@@ -236,6 +243,11 @@ class Worker:
         """Start buffered claims in the free slots, unless too many handlers have ended and are not
         settled."""
         buffer = self.buffer
+        now = time.monotonic()
+        if buffer and now - self._filled > self._lease / SECOND / 2:
+            # The process was stopped, or a handler blocked the loop: other workers may have these jobs.
+            self._release_buffered(buffer)
+        self._filled = now
         if buffer.tracks_ends:
             for each, outcome in buffer.surplus():
                 self._settle_unstarted(each, Settle(each.id, each.fence, outcome))
