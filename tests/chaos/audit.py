@@ -154,7 +154,7 @@ def _reruns(found: Findings, record: Record) -> None:
             found.add_doubled(f"job {id} was run {count} times with fence {fence}")
     by_job: dict[str, list[Run]] = defaultdict(list)
     # A worker that was stopped may begin an older claim after the newer one ran.
-    for run in sorted(record.runs, key=lambda run: run.fence):
+    for run in sorted(record.runs, key=lambda run: (run.fence, run.at)):
         by_job[run.id].append(run)
     for id, runs in by_job.items():
         for run, later in pairwise(runs):
