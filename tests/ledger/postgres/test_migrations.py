@@ -249,7 +249,7 @@ def test_a_ledger_of_schema_6_keeps_attempts_after_the_upgrade(
     monkeypatch.setattr(migrations, "steps", lambda: steps)
     assert do(empty_database, "SELECT schema, min_schema FROM towpath.meta") == [(6, 4)]
     with closing(PostgresLedger(empty_database)) as ledger:
-        assert do(empty_database, "SELECT schema, min_schema FROM towpath.meta") == [(len(steps), 8)]
+        assert do(empty_database, "SELECT schema, min_schema FROM towpath.meta") == [(len(steps), 9)]
         harness = Harness(ledger)
         harness.settle(harness.started("a"), RetryOutcome(error="busy"))
         assert [(end.number, end.error) for end in ledger.attempts("a")] == [(1, "busy")]
