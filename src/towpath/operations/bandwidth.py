@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
 from towpath.clock import Clock, SystemClock
-from towpath.core.bandwidth import PIECE, BandwidthLimits, Direction, Meter, LimitPlan, Stream, plan
+from towpath.core.bandwidth import PIECE, BandwidthLimits, Direction, LimitPlan, Meter, Stream, plan
 
 CHECK_INTERVAL = 0.25
 """Seconds after which a waiting stream checks the limits again without a wake-up: the time of day may have
