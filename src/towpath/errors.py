@@ -22,6 +22,8 @@
     │   └── CommandFailed       the ledger itself failed on one command; its neighbours are unharmed
     ├── JobFailed               the awaited job ended as a dead letter
     ├── JobCanceled             the awaited job was canceled
+    ├── UnknownPlan
+    ├── PlanRefused             the state of a plan or of a step does not allow the operation
     ├── NotInJob                `towpath.current()` where no job runs
     ├── HookFailed              a lifespan of the program failed when the worker started
     ├── TimedOut                a handler ran longer than its timeout: the stored error of the attempt
@@ -274,6 +276,14 @@ class JobCanceled(TowpathError):
     def __init__(self, *, id: str, reason: str) -> None:
         self.id, self.reason = id, reason
         super().__init__(id=id, reason=reason)
+
+
+class UnknownPlan(TowpathError):
+    sentence = "there is no plan {id}"
+
+
+class PlanRefused(TowpathError):
+    sentence = "plan {id} is {state}: {why}"
 
 
 class NotInJob(TowpathError, RuntimeError):

@@ -15,6 +15,7 @@ import msgspec
 from towpath.core import checks
 from towpath.core.commands import Command, Note, Result
 from towpath.core.job import Job, Spec
+from towpath.core.lanes import FLOWS as FLOWS
 from towpath.core.views import MAX_PAGE, NoteView, Query
 from towpath.errors import InvalidInput, Refused, TowpathError, UnknownPlan
 from towpath.flows.plan import Step
@@ -24,8 +25,6 @@ STEP, UNDO, CHECK = "towpath.plan.step", "towpath.plan.undo", "towpath.plan.chec
 GATE, LOCKS, ADVANCE = "towpath.plan.gate", "towpath.plan.locks", "towpath.plan.advance"
 KINDS = (STEP, UNDO, CHECK, GATE, LOCKS, ADVANCE)
 
-FLOWS = "towpath/flows"
-"""The queue of coordinators and locks. Every worker claims it beside its own queues."""
 GATES = "towpath/gates"
 """The queue of gates. No worker claims them: `NEVER` is the time at which they are ready."""
 NEVER = 2**53
@@ -158,6 +157,7 @@ class PlanRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     intent: Intent | None = None
     operations: int = 0
     pivot: str | None = None
+    gates: int = 0
     cleanups: int = 0
     locks: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
