@@ -24,12 +24,11 @@ from towpath.core.commands import (
     Unseal,
 )
 from towpath.core.explain import Explanation, cause_of
+from towpath.core.history import AttemptOutcome, AttemptRecord
 from towpath.core.ids import callback_id
 from towpath.core.job import CANCELED, DONE, FINISHED, Job, Reason, Spec, State
 from towpath.core.views import (
     MAX_PAGE,
-    AttemptOutcome,
-    AttemptRecord,
     GroupStatus,
     JobStatus,
     Query,
