@@ -1,11 +1,12 @@
 """A plan of three steps on files: it fails, and what was done is undone; then it succeeds."""
 
+import logging
 from pathlib import Path
 
-from towpath import App, Fail
+from towpath import App, Fail, Plan, Step
 from towpath.flows.graph import drawing, text
-from towpath.flows.plan import Plan, Step
 
+logging.getLogger("towpath").setLevel(logging.CRITICAL)  # the failed step is printed below
 app = App("sqlite:///plan.db")
 
 
@@ -27,29 +28,26 @@ def exists(path: str) -> bool:
 
 
 def release(version: str) -> Plan:
-    """A pure function: the plan is data, and nothing has happened yet."""
+    """The plan is data: nothing has happened yet."""
+    plan = app.plans.new("release")
 
     def file(name: str, path: str, *after: Step) -> Step:
-        return Step(
-            name,
-            "laptop",
-            write.of(path, version),  # type: ignore[arg-type]
-            undo=remove.of(path),  # type: ignore[arg-type]
-            check=exists.of(path),  # type: ignore[arg-type]
-            after=after,  # type: ignore[arg-type]
-        )
+        do, undo, check = write.of(path, version), remove.of(path), exists.of(path)
+        return plan.step(name, "laptop", do, undo=undo, check=check, after=after)
 
     notes, page = file("notes", "notes.txt"), file("page", "page.html")
-    return Plan("release", (notes, page, file("index", "site/index.html", notes, page)))
+    file("index", "site/index.html", notes, page)
+    return plan.built
 
 
 def run(id: str) -> None:
     handle = app.plans.submit(release("1.0"), id=id, by="ada")
     app.run(queues=("node/laptop",), burst=True)
     status = handle.status()
-    print(f"{id}: {status.state}, files: {sorted(str(path) for path in Path().rglob('*.[th]*'))}")
+    print(f"{id}: {status.state}, files: {sorted(path.name for path in Path().rglob('*.[th]*'))}")
     if status.why:
-        print(f"  because {status.why}: {handle.step('index').error}")
+        error = handle.step("index").error or ""
+        print(f"  {status.why}: {error.partition('): ')[2].splitlines()[0]}")
 
 
 with app:
