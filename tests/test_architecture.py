@@ -31,8 +31,11 @@ ROOMS: Sequence[tuple[str, str]] = (
     ("ledger.sqlite ledger.postgres", f"{_DRIVER} ledger.tables"),
     ("observe runtime", f"core ledger fleet {_BASE}"),
     ("tasks", f"core ledger fleet runtime observe {_BASE}"),
-    ("queues operations", f"core ledger fleet ledger.tables runtime tasks queues settings observe flows {_BASE}"),
-    ("fleet flows", "core ledger errors"),
+    (
+        "queues operations",
+        f"core ledger fleet ledger.tables runtime tasks queues settings observe flows {_BASE}",
+    ),
+    ("fleet flows", "core ledger errors escapes"),
     ("app towpath", f"core ledger runtime tasks queues operations flows settings commands app {_BASE}"),
     ("http", f"app queues flows core ledger ledger.remote runtime tasks observe {_BASE}"),
     ("apps contrib", "towpath commands clock flows errors escapes"),
@@ -81,13 +84,9 @@ PACKAGES: Mapping[str, Sequence[str]] = {
     "rich": ("cli", "operations"),
     **dict.fromkeys(("litestar", "uvicorn", "httptools", "multipart", "cryptography"), ("http",)),
     "httpx2": ("http", "operations"),
-    "prometheus_client": ("observe",),
-    "opentelemetry": ("observe",),
-    "django": ("contrib",),
-    "django_tasks": ("contrib",),
-    "asgiref": ("contrib",),
-    "pytest": ("testing",),
-    "hypothesis": ("testing",),
+    **dict.fromkeys(("prometheus_client", "opentelemetry"), ("observe",)),
+    **dict.fromkeys(("django", "django_tasks", "asgiref"), ("contrib",)),
+    **dict.fromkeys(("pytest", "hypothesis"), ("testing",)),
 }
 # Standard modules that no module imports: two SQLite libraries on one file lose commits, and payloads are
 # never code.
@@ -125,9 +124,9 @@ MAY_BE_WIDE: Mapping[str, int] = {
 }
 """Classes with more public methods: the one door for users, and the methods of the ledger protocol."""
 MOST_PARAMETERS = 7
-MOST_FILES = 240
+MOST_FILES = 248
 """Of the package without testing/ and contrib/: 150 after the files were put in order, 12 for what came later
-(hooks, job log, discovery, mistakes, history, completion, debug, receipts), the others for HTTP."""
+(hooks, job log, discovery, mistakes, history, completion, debug, receipts), the others for HTTP and plans."""
 MOST_FILES_AT_THE_TOP = 10
 MOST_ROWS = 16
 
