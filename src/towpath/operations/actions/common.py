@@ -179,4 +179,4 @@ def final_errors() -> Iterator[None]:
     try:
         yield
     except ActionRefused as error:
-        raise Fail(str(error)) from error
+        raise Fail(str(error)) from None
