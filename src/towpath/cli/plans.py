@@ -48,7 +48,7 @@ for each in (run, submit, check, dry_run, watch, agent):
 
 
 @plan.command("list")
-@click.option("--state", type=click.Choice([*PlanState]), help="State.")
+@click.option("--state", type=click.Choice([state.value for state in PlanState]), help="State.")
 @click.option("--prefix", default="", help="Beginning of the id.")
 @pass_session
 def list_plans(session: Session, /, state: str | None, prefix: str) -> int:

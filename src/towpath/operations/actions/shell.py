@@ -192,7 +192,10 @@ def _signal_group(group: int, number: int) -> None:
 
 
 def _directory(action: Shell, node: Node) -> str | None:
-    return node.address if action.cwd is None else os.path.join(node.address or "", action.cwd)
+    """The directory of the command. An address for SQL or HTTP is no directory."""
+    address = node.address or ""
+    base = "" if "://" in address or "=" in address else address
+    return os.path.join(base, action.cwd or "") or None
 
 
 def _environment(action: Shell, node: Node, label: str) -> dict[str, str]:
