@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import os
 import stat
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 
 from towpath.core.nodes import Node
-from towpath.errors import ActionFailed, ActionRefused, SecretUnavailable, TimedOut
+from towpath.errors import ActionFailed, SecretUnavailable, TimedOut
 from towpath.operations.executors import ActionContext
-from towpath.tasks.outcomes import Fail
 
 MAX_SECRET = 65_536
 """Bytes of a secret file."""
@@ -171,12 +170,3 @@ async def time_limit(seconds: float | None) -> AsyncIterator[None]:
         if seconds is None or type(error) is not TimeoutError:
             raise
         raise TimedOut(seconds=seconds) from None
-
-
-@contextlib.contextmanager
-def final_errors() -> Iterator[None]:
-    """Raise ActionRefused as `Fail`: no retry. The other errors follow the policy of the step."""
-    try:
-        yield
-    except ActionRefused as error:
-        raise Fail(str(error)) from None

@@ -17,7 +17,7 @@ import msgspec
 from towpath.core.nodes import Node
 from towpath.errors import ActionFailed, ActionRefused
 from towpath.flows.actions import Answer, Shell
-from towpath.operations.actions.common import BoundedOutput, Credentials, Target, final_errors, time_limit
+from towpath.operations.actions.common import BoundedOutput, Credentials, Target, time_limit
 from towpath.operations.executors import ActionContext
 
 STEP_VARIABLE = "TOWPATH_STEP"
@@ -68,10 +68,9 @@ class ShellExecutor:
     async def run(self, action: Shell, node: str, context: ActionContext) -> ShellResult:
         """The result of a command with exit code 0. Another code is a failure."""
         target = Target.of(node, context)
-        with final_errors():
-            result = await _executed(action, target, target.label)
-            if result.exit_code != 0:
-                raise _failure(action, target, result)
+        result = await _executed(action, target, target.label)
+        if result.exit_code != 0:
+            raise _failure(action, target, result)
         return result
 
     async def answer(self, action: Shell, node: str, context: ActionContext) -> Answer:
@@ -79,8 +78,7 @@ class ShellExecutor:
         if await self.running(node, context):
             return Answer.RUNNING
         target = Target.of(node, context)
-        with final_errors():
-            result = await _executed(action, target, f"{target.label}/check")
+        result = await _executed(action, target, f"{target.label}/check")
         return ANSWERS.get(result.exit_code, Answer.UNKNOWN)
 
     async def running(self, node: str, context: ActionContext) -> bool:

@@ -18,7 +18,7 @@ import msgspec
 
 from towpath.errors import ActionFailed, ActionRefused, NodeAway, NodeError, NotInstalled, TimedOut
 from towpath.flows.actions import Answer, Sql
-from towpath.operations.actions.common import Credentials, Target, final_errors, time_limit
+from towpath.operations.actions.common import Credentials, Target, time_limit
 from towpath.operations.executors import ActionContext
 
 if TYPE_CHECKING:
@@ -64,31 +64,28 @@ class SqlExecutor:
     async def run(self, action: Sql, node: str, context: ActionContext) -> SqlResult:
         """Run the statement in a transaction, or with `autocommit` outside of one."""
         target = Target.of(node, context)
-        with final_errors():
-            credentials = Credentials.of(target.node)
-            async with _session(target, target.label, credentials) as connection:
-                rows, result = await _executed(connection, action, target, credentials)
+        credentials = Credentials.of(target.node)
+        async with _session(target, target.label, credentials) as connection:
+            rows, result = await _executed(connection, action, target, credentials)
         return SqlResult(rows, *result)
 
     async def answer(self, action: Sql, node: str, context: ActionContext) -> Answer:
         """The first column of the first row: true: applied, false: not applied, null: unknown; without a row:
         not applied. While an attempt at the step is active on the server: running."""
         target = Target.of(node, context)
-        with final_errors():
-            credentials = Credentials.of(target.node)
-            async with _session(target, f"{target.label}/check", credentials) as connection:
-                if await _is_active(connection, target):
-                    return Answer.RUNNING
-                _, (_, first, _) = await _executed(connection, action, target, credentials)
+        credentials = Credentials.of(target.node)
+        async with _session(target, f"{target.label}/check", credentials) as connection:
+            if await _is_active(connection, target):
+                return Answer.RUNNING
+            _, (_, first, _) = await _executed(connection, action, target, credentials)
         return _answer_of(first)
 
     async def running(self, node: str, context: ActionContext) -> bool:
         """Whether a session of an earlier attempt is active on the server."""
         target = Target.of(node, context)
-        with final_errors():
-            credentials = Credentials.of(target.node)
-            async with _session(target, f"{target.label}/check", credentials) as connection:
-                return await _is_active(connection, target)
+        credentials = Credentials.of(target.node)
+        async with _session(target, f"{target.label}/check", credentials) as connection:
+            return await _is_active(connection, target)
 
 
 _Rows = tuple[tuple[str, ...], tuple[tuple[Any, ...], ...], bool]
@@ -189,7 +186,9 @@ async def _executed(
         first, cut = _bounded_rows(found, target.node.max_output, credentials)
         return rows, (columns, first, cut or rows > len(first) > 0)
 
-    return await _bounded(connection, work(), target.seconds)
+    # The server ends the statement, and the worker the step; this is the net.
+    limit = None if target.seconds is None else target.seconds + CANCEL_SECONDS
+    return await _bounded(connection, work(), limit)
 
 
 def _bounded_rows(
