@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from tests.support.processes import WatchedProcess, command
+from tests.support.reference import leaves
 from tests.support.shell import Shell
 from tests.support.waiting import until
+from towpath.testing.postgres import Server
 
 PLANS = """
 from towpath import Plan, Shell, Step, StepKind
@@ -388,6 +391,82 @@ def test_ids_may_be_shortened(plans: Shell) -> None:
     assert plans("plan", "status", "oth", "--json").json["id"] == "other"
     assert "denotes several plans" in plans("plan", "status", "move", code=2).err
     assert "There is no plan nothing" in plans("plan", "status", "nothing", code=3).err
+
+
+EACH: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("three", ("status", "show", "graph", "chain two", "metrics", "audit", "watch", "purge")),
+    ("stuck", ("retry",)),
+    ("stuck", ("skip fix --reason r",)),
+    ("stuck", ("mark-done fix --reason r",)),
+    ("gated", ("pause", "resume", "approve ok")),
+    ("gated", ("reject ok --reason r",)),
+    ("gated", ("abort --yes",)),
+)
+"""Plan -> the commands about it, in their order."""
+FILES = ("check", "dry-run", "submit", "run")
+
+
+def test_every_command_prints_json(plans: Shell) -> None:
+    called = {"agent", "list", *FILES}
+    with agent(plans) as running:
+        started(running)
+        for name in FILES:
+            call = plans.run if name == "run" else plans
+            assert isinstance(call("plan", name, "plans.py:three", "--json").json, dict)
+        for number, (plan, lines) in enumerate(EACH):
+            id = f"p{number}"
+            plans("plan", "submit", f"plans.py:{plan}", "--id", id)
+            until(lambda: state_of(plans) in ("done", "parked", "waiting"))
+            for name, *arguments in map(str.split, lines):
+                assert isinstance(plans("plan", name, id, *arguments, "--json").json, dict)
+                called.add(name)
+    assert called == {path.split()[2] for path, _ in leaves() if path.startswith("towpath plan ")}
+
+
+def state_of(plans: Shell) -> str:
+    """Of the plan whose id is the last one that begins with p."""
+    state: str = plans("plan", "list", "--prefix", "p", "--json").json["plans"][-1]["state"]
+    return state
+
+
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_a_statement_of_a_killed_agent_is_not_run_beside_the_first(
+    plans: Shell, postgres: Server, empty_database: str, autocommit: bool
+) -> None:
+    """The statement waits for a lock of the test. After the kill it is still active on the server: the next
+    agent waits. When it has ended it took effect only with autocommit; otherwise it is run again."""
+    run_once = f"""
+from towpath import Plan, Sql, Step
+plan = Plan("sql", (Step("insert", "db", Sql("INSERT INTO t SELECT 1 FROM pg_advisory_xact_lock(7)",
+    autocommit={autocommit}), undo=Sql("DELETE FROM t"), check=Sql("SELECT count(*) > 0 FROM t")),))
+"""
+    (plans.folder / "plan.py").write_text(run_once)
+    (plans.folder / "towpath.toml").write_text(f'[nodes.db]\naddress = "{empty_database}"\n')
+    with psycopg.connect(empty_database, autocommit=True) as lock:
+        lock.execute("CREATE TABLE t (id int)")
+        lock.execute("SELECT pg_advisory_lock(7)")
+        plans("plan", "submit", "plan.py", "--id", "p1")
+        with agent(plans) as first:
+            until(lambda: _waiting(lock))
+            first.process.kill()
+            first.process.wait()
+        with agent(plans) as second:
+            until(lambda: plans("plan", "show", "p1", "--step", "insert", "--json").json["attempts"] >= 2)
+            until(lambda: plans("jobs", "show", "plan/p1/insert", "--json").json["state"] == "scheduled")
+            assert _waiting(lock) == 1
+            lock.execute("SELECT pg_advisory_unlock(7)")
+            assert plans.run("plan", "watch", "p1", "--json").json["state"] == "done"
+            assert second.end() == 0
+        assert lock.execute("SELECT count(*) FROM t").fetchall() == [(1,)]
+
+
+def _waiting(connection: psycopg.Connection[Any]) -> int:
+    found = connection.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'towpath p1/insert' "
+        "AND datname = current_database() AND wait_event_type = 'Lock'"
+    ).fetchone()
+    assert found is not None
+    return int(found[0])
 
 
 SECRET = "geheim-rosebud-7"

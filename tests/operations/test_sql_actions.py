@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.actions import STEP, action_context
 from tests.support.waiting import auntil, until
+from towpath import Snooze
 from towpath.errors import ActionFailed, ActionRefused, NodeAway, SecretUnavailable
 from towpath.flows.actions import Answer, Sql
 from towpath.operations.actions import sql
@@ -172,10 +173,10 @@ def test_a_statement_that_outlived_its_worker_is_found(postgres: Server, undo: b
         assert answer(url, "SELECT true", undo=undo) is Answer.APPLIED
         other.execute("BEGIN")  # idle in a transaction: it may still commit
         assert answer(url, "SELECT true", undo=undo) is Answer.RUNNING
-        context = action_context("db1", address=url, undo=undo)
-        assert asyncio.run(executor.running("db1", context))
+        with pytest.raises(Snooze):
+            run(url, Sql("SELECT 1"), undo=undo, attempt=2)
         other.execute("COMMIT")
-        assert not asyncio.run(executor.running("db1", context))
+        assert run(url, Sql("SELECT 1"), undo=undo, attempt=2).rows == 1
 
 
 def test_long_and_foreign_labels_have_distinct_names() -> None:

@@ -23,12 +23,14 @@ HIDDEN = "***"
 
 class Target(msgspec.Struct, frozen=True):
     """The node of an action, the label of the attempt and its timeout in seconds. `labels`: those of the
-    attempts that must not be active while a check runs: the action of the step and its undo."""
+    attempts that must not be active while a check runs: the action of the step and its undo. `repeated`: an
+    earlier attempt may be active."""
 
     node: Node
     label: str
     labels: tuple[str, ...]
     seconds: float | None
+    repeated: bool
 
     @classmethod
     def of(cls, name: str, context: ActionContext) -> Target:
@@ -37,7 +39,7 @@ class Target(msgspec.Struct, frozen=True):
         step = f"{context.plan}/{context.step}"
         labels = (step, f"{step}/undo")
         seconds = node.timeout if context.timeout is None else context.timeout
-        return cls(node, labels[context.undo], labels, seconds)
+        return cls(node, labels[context.undo], labels, seconds, context.undo or context.attempt > 1)
 
     def address(self) -> str:
         """The address. Without one this raises ActionFailed: the settings of another worker may have it."""
