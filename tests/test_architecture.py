@@ -37,7 +37,7 @@ ROOMS: Sequence[tuple[str, str]] = (
     ("app towpath", f"core ledger runtime tasks queues operations flows settings commands app {_BASE}"),
     ("http", f"app queues flows core ledger ledger.remote runtime tasks observe {_BASE}"),
     ("apps contrib", "towpath commands clock flows errors escapes"),
-    ("cli __main__", f"towpath app cli fleet http apps commands queues operations settings {_BASE}"),
+    ("cli __main__", f"towpath app cli fleet http apps commands queues operations flows settings {_BASE}"),
     (
         "testing",
         f"towpath app core ledger ledger.memory runtime tasks queues operations flows commands {_BASE}",
@@ -74,20 +74,17 @@ MAY_IMPORT_LATE: Mapping[str, Sequence[str]] = {
 PACKAGES: Mapping[str, Sequence[str]] = {
     "msgspec": [room for room in MAY_IMPORT if room not in ("towpath", "commands", *_BASE.split())],
     "apsw": ("ledger.sqlite", "testing"),
-    "psycopg": ("ledger.postgres", "testing"),
+    "psycopg": ("ledger.postgres", "operations", "testing"),
     "psycopg_pool": ("ledger.postgres",),
     "obstore": ("ledger.objects",),
     "cronsim": ("core",),
     "click": ("cli",),
     "rich": ("cli", "operations"),
-    **dict.fromkeys(("litestar", "uvicorn", "httptools", "httpx2", "multipart", "cryptography"), ("http",)),
-    "prometheus_client": ("observe",),
-    "opentelemetry": ("observe",),
-    "django": ("contrib",),
-    "django_tasks": ("contrib",),
-    "asgiref": ("contrib",),
-    "pytest": ("testing",),
-    "hypothesis": ("testing",),
+    **dict.fromkeys(("litestar", "uvicorn", "httptools", "multipart", "cryptography"), ("http",)),
+    "httpx2": ("http", "operations"),
+    **dict.fromkeys(("prometheus_client", "opentelemetry"), ("observe",)),
+    **dict.fromkeys(("django", "django_tasks", "asgiref"), ("contrib",)),
+    **dict.fromkeys(("pytest", "hypothesis"), ("testing",)),
 }
 # Standard modules that no module imports: two SQLite libraries on one file lose commits, and payloads are
 # never code.
