@@ -2,6 +2,7 @@
 
     TowpathError
     ├── InvalidInput            a value that can never be right: raised at the boundary, nothing is written
+    │   └── InvalidPlan         a plan that could not run or could not be undone, with all reasons
     ├── Refused                 a business error: `apply` returns it as the command's result
     │   ├── LostClaim           the fence is old: another owner holds or finished the job
     │   │   └── AlreadySettled  the same delivery of a message was acknowledged or returned before
@@ -22,6 +23,8 @@
     │   └── CommandFailed       the ledger itself failed on one command; its neighbours are unharmed
     ├── JobFailed               the awaited job ended as a dead letter
     ├── JobCanceled             the awaited job was canceled
+    ├── UnknownPlan
+    ├── PlanRefused             the state of a plan or of a step does not allow the operation
     ├── NotInJob                `towpath.current()` where no job runs
     ├── HookFailed              a lifespan of the program failed when the worker started
     ├── TimedOut                a handler ran longer than its timeout: the stored error of the attempt
@@ -35,6 +38,11 @@
     │   └── ServerBusy          (retryable) the server has too much to do, drains, or has lost its ledger
     ├── ServerAway              (retryable) the HTTP server cannot be reached, or the connection broke
     ├── BadResponse             the response is not that of a Towpath or lockd server
+    ├── NodeError               an action of a plan on a node
+    │   ├── NodeAway            (retryable) the node cannot be reached, or the connection broke
+    │   ├── ActionFailed        (retryable) the action failed; another attempt may succeed
+    │   ├── ActionRefused       (fatal) the action is wrong or not allowed; no attempt can succeed
+    │   └── SecretUnavailable   (retryable) the password or token of the node cannot be read
     └── LedgerError             the ledger as a whole
         ├── LedgerBusy          (retryable) locked by another connection for too long
         │   └── StaleTransaction    (retryable) a transaction of the user that has read cannot write any more
@@ -61,9 +69,13 @@ An error is made from named details; the message is its class's sentence filled 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
 
 from towpath.escapes import escape
+
+MAX_SHOWN: Final = 20
+"""Reasons of an invalid plan that its message shows."""
 
 
 class TowpathError(Exception):
@@ -120,6 +132,30 @@ class InvalidInput(TowpathError, ValueError):
         if "message" in details:
             details["message"] = f"{field}: {details['message']}"
         return InvalidInput(**details)
+
+
+class InvalidPlan(InvalidInput):
+    """`plan` is the name of the plan, `reasons` are all reasons why it is refused."""
+
+    def __init__(self, *, plan: str, reasons: Sequence[str]) -> None:
+        self.plan, self.reasons = plan, tuple(reasons)
+        super().__init__(field="plan", value=plan, expected="a valid plan", message="")
+        self.details = {"plan": plan, "reasons": list(reasons)}
+
+    def _text(self) -> str:
+        lines = [escape(reason) for reason in self.reasons[:MAX_SHOWN]]
+        if more := len(self.reasons) - len(lines):
+            lines.append(f"and {more} more")
+        head = f"plan {escape(self.plan)} is not valid:"
+        return f"{head} {lines[0]}" if len(lines) == 1 else "\n- ".join([head, *lines])
+
+    def renamed(self, field: str) -> InvalidInput:
+        return InvalidInput(
+            field=field,
+            value=self.value,
+            expected=self.expected,
+            message=f"{field}: {'; '.join(self.reasons)}",
+        )
 
 
 class Described(str):
@@ -252,6 +288,14 @@ class JobCanceled(TowpathError):
         super().__init__(id=id, reason=reason)
 
 
+class UnknownPlan(TowpathError):
+    sentence = "there is no plan {id}"
+
+
+class PlanRefused(TowpathError):
+    sentence = "plan {id} is {state}: {why}"
+
+
 class NotInJob(TowpathError, RuntimeError):
     sentence = (
         "towpath.current() is for the handler of a running job, and no job runs here; "
@@ -345,6 +389,38 @@ class ServerAway(TowpathError):
 
 class BadResponse(TowpathError):
     sentence = "{call}: the response of {server} is not valid: {why}"
+
+
+class NodeError(TowpathError):
+    """`details` has the node and more of the cause. The text never contains the credentials of the node."""
+
+    sentence = "node {node}: {why}"
+
+    def __init__(self, *, node: str, why: str, **more: Any) -> None:
+        self.node, self.why = node, why
+        super().__init__(node=node, why=why, **more)
+
+
+class NodeAway(NodeError):
+    """`sent` is False if the node has not received the action."""
+
+    retryable = True
+
+    def __init__(self, *, node: str, why: str, sent: bool = True) -> None:
+        self.sent = sent
+        super().__init__(node=node, why=why, sent=sent)
+
+
+class ActionFailed(NodeError):
+    retryable = True
+
+
+class ActionRefused(NodeError):
+    fatal = True
+
+
+class SecretUnavailable(NodeError):
+    retryable = True
 
 
 class LedgerBusy(LedgerError):

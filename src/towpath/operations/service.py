@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypedDict
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from towpath.clock import Clock
 from towpath.core import checks, lanes
 from towpath.core.checks import matches
-from towpath.core.commands import Settle
+from towpath.core.commands import SetQueue, Settle
 from towpath.core.job import ClaimedJob
-from towpath.core.lanes import Lane
+from towpath.core.lanes import FLOWS, Lane
 from towpath.core.limits import interval_of
 from towpath.core.schedule import Schedule
 from towpath.core.views import PartView, QueueView
@@ -132,7 +133,10 @@ def worker_options(registry: Registry, settings: Settings, given: Mapping[str, A
             or tuple(sorted({task.queue for task in registry.tasks.values()}))
             or ("*",)
         )
-    return WorkerOptions(**{**chosen, "queues": queues, **resource_options(registry, queues)})
+    beside = "" if any(matches(queue, FLOWS) for queue in queues) else FLOWS
+    return WorkerOptions(
+        **{**chosen, "queues": queues, "beside": beside, **resource_options(registry, queues)}
+    )
 
 
 def resource_options(registry: Registry, queues: Sequence[str]) -> dict[str, Any]:
@@ -213,7 +217,8 @@ class Service:
     def _attempt(self, claim: ClaimedJob) -> Attempt | Settle | None:
         task = self._tasks.get(claim.job.kind)
         if task is None:
-            return self._unknown.refuse(claim)
+            attempt: Attempt | None = self._registry.built_in(claim, self._tasks)
+            return self._unknown.refuse(claim) if attempt is None else attempt
         if task.breaker is None:
             return Attempt(self._registry, claim, task)
         return breakers.attempt(self._registry, claim, task)
@@ -232,7 +237,8 @@ class Service:
         lanes, paused = self._chosen.lanes, self._instructions.lanes
         held = ",".join(queue for name, lane in lanes.items() if name in paused for queue in lane.queues)
         try:
-            over = is_idle(self._engine.ledger, ",".join(self._chosen.queues), self._engine.clock.now(), held)
+            queues = ",".join((*self._chosen.queues, FLOWS))
+            over = is_idle(self._engine.ledger, queues, self._engine.clock.now(), held)
         except LedgerClosed:
             # The worker was stopped and its app closed while this batch was applied.
             return
@@ -327,11 +333,17 @@ class Service:
                 **from_settings(self._registry.tasks, self._configuration.settings.schedules),
             },
         )
+        self._store_nodes(self._configuration.settings)
         for limits in self._configuration.settings.limits.values():
             set_limits(self._engine, limits.setting, limits.warn_depth)
         breakers.declare(self._registry)
         self._registration.register()
         self._instructions = self._registration.instructions()
+
+    def _store_nodes(self, settings: Settings) -> None:
+        """Store the concurrency of the nodes of plans as the caps of their queues."""
+        for node in settings.nodes.values():
+            set_limits(self._engine, SetQueue(queue=node.queue, cap=node.concurrency), UNSET)
 
     async def arun(self) -> None:
         if self._hooks is None:
@@ -350,7 +362,7 @@ class Service:
 
     async def _work(self) -> None:
         self._loop = asyncio.get_running_loop()
-        warn_at_start(self._registry)
+        warn_at_start(self._registry, self._chosen.queues)
         self._registration = Registration(self._engine, self._engine.owner)
         await asyncio.to_thread(self._store_declarations)
         if self._burst:
@@ -410,6 +422,7 @@ class Service:
         """Store the settings of the fleet. A limit or a schedule that the settings no longer have is
         lifted."""
         before = self._configuration.settings
+        self._store_nodes(found)
         for queue in sorted(before.limits.keys() | found.limits.keys()):
             limits = merged(queue, before.limits.get(queue), found.limits.get(queue))
             set_limits(self._engine, limits.setting, limits.warn_depth)
@@ -420,7 +433,7 @@ class Service:
         self._configuration.bandwidth.set(**{**BANDWIDTH, **found.bandwidth})
         kept = {
             name: getattr(found, name)
-            for name in (*RELOADED, "deploy_window", "limits", "schedules", "bandwidth")
+            for name in (*RELOADED, "deploy_window", "limits", "schedules", "bandwidth", "nodes")
         }
         self._configuration.settings = replace(
             before, **kept, origins={**before.origins, **{name: found.origins[name] for name in kept}}

@@ -129,6 +129,7 @@ class Running(Stoppable):
         "at",
         "engine",
         "record",
+        "settlement",
         "task",
     )
 
@@ -153,6 +154,9 @@ class Running(Stoppable):
         # garbage collector.
         self._spawn: dict[str, Spec] | None = None
         self._functions: list[Callable[[Any], object]] | None = None
+        self.settlement: tuple[tuple[Spec, ...], tuple[Note, ...]] = (), ()
+        """Of a built-in kind: jobs and notes for the transaction that settles this job as done. If a note has
+        another version than expected, nothing is written and the attempt fails."""
         self._state: Document | None = None
         self._span = span
         self.at: tuple[int, int | None] | None = None
@@ -266,15 +270,17 @@ class Running(Stoppable):
 
     def outcome_extras(self) -> Extras | None:
         """The children, notes and function of the handler; None if there are none."""
-        if not (self._spawn or self._functions or self._state is not None or self.record.fence > 1):
+        specs, written = self.settlement
+        more = self._spawn or self._functions or specs or written
+        if not (more or self._state is not None or self.record.fence > 1):
             return None
-        children = tuple((self._spawn or {}).values())
+        children = (*(self._spawn or {}).values(), *specs)
         notes = (
             (Note(key=state_key(self.id), value=None),)
             if self._state is not None or self.record.fence > 1
             else ()
         )
-        return children, notes, self._within()
+        return children, (*notes, *written), self._within()
 
     def __enter__(self) -> Running:
         self._token = running.set(self)
