@@ -107,11 +107,9 @@ WALL_CLOCK = frozenset(
 )
 
 MOST_LINES, WALL_OF_LINES = 500, 600
-MAY_BE_LONG: Mapping[str, int] = {
-    "towpath.ledger.model": 970,
-}
+MAY_BE_LONG: Mapping[str, int] = {"towpath.ledger.model": 970, "towpath.errors": WALL_OF_LINES}
 """Modules allowed to pass 500 lines, and how far. The model is one file on purpose: it is read from top to
-bottom."""
+bottom. So is the tree of errors."""
 MOST_FUNCTION_LINES = 60
 MOST_PUBLIC_METHODS = 18
 _LEDGERS = ("memory.ledger.MemoryLedger", "model.ModelLedger", "remote.ledger.RemoteLedger")
@@ -122,7 +120,7 @@ MAY_BE_WIDE: Mapping[str, int] = {
 }
 """Classes with more public methods: the one door for users, and the methods of the ledger protocol."""
 MOST_PARAMETERS = 7
-MOST_FILES = 258
+MOST_FILES = 268
 """Of the package without testing/ and contrib/: 162 before the HTTP server and plans, which have the rest."""
 MOST_FILES_AT_THE_TOP = 10
 MOST_ROWS = 16
