@@ -146,7 +146,7 @@ class InvalidPlan(InvalidInput):
         lines = [escape(reason) for reason in self.reasons[:MAX_SHOWN]]
         if more := len(self.reasons) - len(lines):
             lines.append(f"and {more} more")
-        head = f"plan {escape(self.plan)} is not valid:"
+        head = f"plan {escape(self.plan)} is not valid:" if self.plan else "the plan is not valid:"
         return f"{head} {lines[0]}" if len(lines) == 1 else "\n- ".join([head, *lines])
 
     def renamed(self, field: str) -> InvalidInput:

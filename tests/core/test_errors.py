@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from towpath import errors
-from towpath.errors import CallFailed, Described, InvalidInput, LostClaim, Refused, TowpathError
+from towpath.errors import CallFailed, Described, InvalidInput, InvalidPlan, LostClaim, Refused, TowpathError
 
 
 def family(cls: type[TowpathError]) -> Iterator[type[TowpathError]]:
@@ -27,6 +27,8 @@ ALL = list(family(TowpathError))
 def example(cls: type[TowpathError]) -> TowpathError:
     if cls is InvalidInput:
         return InvalidInput(field="queue", value="a 'b'", expected="better")
+    if cls is InvalidPlan:
+        return InvalidPlan(plan="move", reasons=["there are no steps", "two steps have the name a"])
     names = {name for _, name, _, _ in string.Formatter().parse(cls.sentence) if name}
     values: dict[str, Any] = {name: f"<{name}>" for name in names}
     if issubclass(cls, CallFailed):

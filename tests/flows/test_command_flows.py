@@ -3,10 +3,6 @@ diagrams is proved from the history of the jobs, and the pitfalls of the origina
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.support.command_nodes import ONCE, Nodes, prove_order, states, undo_jobs
@@ -14,12 +10,6 @@ from towpath import App
 from towpath.errors import InvalidPlan, PlanRefused
 from towpath.flows.command_queue import CommandQueue
 from towpath.flows.plan import StepKind
-
-
-@pytest.fixture
-def app(tmp_path: Path) -> Iterator[App]:
-    with contextlib.closing(App(f"sqlite:///{tmp_path / 'commands.db'}")) as app:
-        yield app
 
 
 @pytest.fixture
@@ -338,11 +328,11 @@ def test_the_monitoring_of_the_seed(nodes: Nodes) -> None:
     assert queue.get("two/c1").tries == 1
 
 
-def test_another_process_sees_the_same_commands(nodes: Nodes, tmp_path: Path) -> None:
-    first = nodes.queue()
-    id = first.set_wait_for(first.add("n1", "A", "ROLLBACK A", "g")).add("n2", "B", "ROLLBACK B", "g")
-    first.submit("g")
-    with contextlib.closing(App(f"sqlite:///{tmp_path / 'commands.db'}")) as other:
+def test_another_process_sees_the_same_commands(sqlite_url: str) -> None:
+    with App(sqlite_url) as app, App(sqlite_url) as other:
+        first = Nodes(app).queue()
+        id = first.set_wait_for(first.add("n1", "A", "ROLLBACK A", "g")).add("n2", "B", "ROLLBACK B", "g")
+        first.submit("g")
         second = CommandQueue(other.plans)
         assert second.get(id) == first.get(id)
         assert [command.id for command in second.dependency_chain(id)] == ["g/c1", "g/c2"]

@@ -28,10 +28,10 @@ from towpath.flows.kinds import (
     LOCKS,
     STEP,
     UNDO,
-    StepJob,
+    StoredStepJob,
     decode_advance,
     decode_locks,
-    decode_step,
+    decode_stored_step,
 )
 from towpath.flows.step import (
     WAIT,
@@ -167,7 +167,7 @@ class FlowRuns:
 
     def _step(self, claim: ClaimedJob, tasks: TaskSource) -> Attempt | Settle:
         job = claim.job
-        work = decode_step(job.payload)
+        work = decode_stored_step(job.payload)
         step = work.step
         action = {STEP: step.action, UNDO: step.undo, CHECK: None}[job.kind]
         calls = [each for each in (action, step.check) if isinstance(each, TaskCall)]
@@ -182,10 +182,10 @@ class FlowRuns:
         handler = run.answer if job.kind == CHECK else run.run
         attempt = FlowAttempt(self._registry, claim, self._task(job.kind).calling(handler, True, threaded))
         if threaded:
-            attempt.timeout = step.timeout  # type: ignore[assignment]  # seconds, after the step was made
+            attempt.timeout = step.timeout
         return attempt
 
-    def _context(self, work: StepJob, job: Job) -> ActionContext:
+    def _context(self, work: StoredStepJob, job: Job) -> ActionContext:
         return ActionContext(
             settings=self._configuration.settings,
             plan=work.plan,
@@ -212,7 +212,7 @@ class StepRun:
 
     def __init__(
         self,
-        work: StepJob,
+        work: StoredStepJob,
         action: Action | None,
         tasks: TaskSource,
         executor: Callable[[type[Action]], Executor],
@@ -291,7 +291,6 @@ class StepRun:
         seconds = self._step.timeout
         if seconds is None:
             return await running
-        assert isinstance(seconds, float)
         try:
             async with asyncio.timeout(seconds) as limit:
                 return await running
