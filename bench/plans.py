@@ -2,11 +2,11 @@
 
     python bench/plans.py [--quick] [--dir DIR] [--only NAME]
 
-`steps`: the steps of a plan over 50 nodes, one at a time on each, with 3 dependencies each and a task that does
-nothing. `rollback`: the undos of a plan that fails at its end, from the decision of the coordinator to the end
-of the plan. Both are compared with plain jobs of the same task, on the same SQLite file, alternately. The other
-figures come from the modules that they measure. The last line is JSON. TARGETS has the target of each ratio,
-LIMITS the greatest allowed value.
+`steps`: the steps of a plan over 50 nodes, one at a time on each, with 3 dependencies each and a task that
+does nothing. `rollback`: the undos of a plan that fails at its end, from the decision of the coordinator to
+the end of the plan. Both are compared with plain jobs of the same task, on the same SQLite file, alternately.
+The other figures come from the modules that they measure. The last line is JSON. TARGETS has the target of
+each ratio.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from towpath import App, Plan, Step, StepRetry
 from towpath.flows.kinds import PlanState
 
 TARGETS = {"steps": 0.25, "rollback": 0.2, "durable_steps": 0.5}
-LIMITS = {"planning": (2.0, "s"), "move": (1.3, "times a bare copy")}
 MODULES = {
     "planning": ("plans_shards", "bench_planning"),
     "move": ("plans_shards", "bench_move"),
     "durable_steps": ("plans_steps", "bench_durable_steps"),
 }
-"""Figures that other files of this folder measure: the file and its function. A function takes the folder, the
-report and the sizes, and calls `report.ratio` or `report.limit`; a file that does not exist is left out."""
+"""Figures that other files of this folder measure: the file and its function. A function takes the folder,
+the report and the sizes, and calls `report.ratio` or `report.limit`; a file that does not exist is left
+out."""
 NODES, DEPENDENCIES, WINDOW = 50, 3, 2_000
 CONCURRENCY = 64
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from tests.support.running import working
 from towpath import App, Plan, Shell, Snooze, Step, StepRetry
 from towpath.commands import Command, Note
 from towpath.core.retry import Fixed
@@ -377,3 +378,25 @@ def test_an_action_without_an_executor_is_an_error_of_the_step(memory: App) -> N
         handle = memory.plans.submit(Plan("x", (step,)))
         bench.advance(60)
         assert handle.status().is_final
+
+
+@pytest.mark.ledgers("sqlite")
+def test_a_retry_that_looks_for_drift_is_refused_if_a_done_step_is_gone(app: App) -> None:
+    tasks = Tasks(app)
+    tasks.bad.add("f")
+    once = StepRetry(attempts=1)
+    steps = (
+        tasks.step("a", check=tasks.ask.of("a")),
+        tasks.step("p", kind="pivot", after=["a"]),
+        tasks.step("f", kind="forward", after=["p"], retry=once),
+    )
+    handle = app.plans.submit(Plan("d", steps))
+    app.run(queues=("node/*",), burst=True)
+    assert handle.status().state is PlanState.PARKED
+    tasks.bad.clear()
+    with working(app, queues=("node/*",)):
+        with pytest.raises(PlanRefused, match="not applied any more: a"):
+            handle.retry(drift=True, timeout=30)
+        tasks.answers["a"] = "applied"
+        handle.retry(drift=True, timeout=30)
+        assert handle.wait(timeout=30).state is PlanState.DONE
