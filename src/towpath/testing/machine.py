@@ -23,6 +23,8 @@ from towpath.core.commands import (
     Progress,
     Purge,
     Renew,
+    Resolution,
+    Resolve,
     Revive,
     Seal,
     Selector,
@@ -238,6 +240,14 @@ class LedgerMachine(_Played):
     @rule(group=_groups, kind=st.sampled_from((Seal, Seal, Unseal, Abort)))
     def seal_or_abort(self, group: str, kind: type[Seal | Unseal | Abort]) -> None:
         self.play(kind(group))
+
+    @rule(group=_groups)
+    def stop(self, group: str) -> None:
+        self.play(Abort(group, stop=True))
+
+    @rule(id=_ids, outcome=st.sampled_from(Resolution))
+    def resolve(self, id: str, outcome: Resolution) -> None:
+        self.play(Resolve(id, outcome, "a reason", OWNERS[0]))
 
     @rule(
         queue=_queues,
