@@ -335,7 +335,7 @@ def parked(plans: Shell) -> None:
     assert "state      parked" in ran.out
     assert "towpath plan mark-done p1" in ran.out
     assert plans("plan", "status", "p1", "--json", code=7).json["left"] == ["fix", "last"]
-    refused = plans("plan", "abort", "p1", "--yes", code=1)
+    refused = plans("plan", "abort", "p1", code=1)
     assert "pivot switch took effect" in refused.err
 
 
@@ -400,7 +400,7 @@ EACH: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("stuck", ("mark-done fix --reason r",)),
     ("gated", ("pause", "resume", "approve ok")),
     ("gated", ("reject ok --reason r",)),
-    ("gated", ("abort --yes",)),
+    ("gated", ("abort",)),
 )
 """Plan -> the commands about it, in their order."""
 FILES = ("check", "dry-run", "submit", "run")

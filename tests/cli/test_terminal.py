@@ -81,3 +81,17 @@ def test_backup_shows_progress_and_ends_clean(shell: Shell) -> None:
         assert screen.rest() == 0
         assert "copy.db: " in screen.text
     assert (shell.folder / "copy.db").exists()
+
+
+def test_a_plan_shows_its_progress(shell: Shell) -> None:
+    step = '{"name": "%s", "node": "n", "action": {"run": "shell", "argv": %s}, "kind": "%s"%s}'
+    wait = '["sh", "-c", "until test -e go; do sleep 0.02; done"]'
+    first = step % ("first", wait, "pivot", "")
+    last = step % ("last", '["true"]', "forward", ', "after": ["first"]')
+    (shell.folder / "plan.json").write_text(f'{{"name": "p", "steps": [{first}, {last}]}}')
+    with terminal(shell, "plan", "run", "plan.json", "--here", "--id", "p1") as screen:
+        screen.until("0 of 2")
+        screen.until("  first")
+        (shell.folder / "go").touch()
+        assert screen.rest() == 0
+        assert "state      done" in screen.text

@@ -131,6 +131,10 @@ def test_the_answer_is_the_first_column(postgres: Server, statement: str, expect
     assert answer(postgres.url(), statement) is expected
 
 
+def test_the_answer_does_not_depend_on_the_size_of_the_row(postgres: Server) -> None:
+    assert answer(postgres.url(), "SELECT true, repeat('x', 100000)", max_output=0) is Answer.APPLIED
+
+
 def test_a_failed_check_raises(postgres: Server) -> None:
     with pytest.raises(ActionRefused, match="missing"):
         answer(postgres.url(), "SELECT * FROM missing")

@@ -158,13 +158,14 @@ def run(session: Session, /, file: str, arguments: tuple[str, ...], **options: A
     span = options["timeout"]
     with loaded.app(session) as app, _signals() as asked:
         # The worker starts first, so that its errors prevent the submit.
-        with _worker_here(app, loaded.plan) if options["here"] else nullcontext():
+        with _worker_here(app, loaded.plan) if options["here"] else nullcontext(_nothing) as check_worker:
             handle = app.plans.submit(loaded.plan, id=options["new_id"], by=options["by"])
             if not session.json:
                 print_stderr([f"Plan {handle.id}: {len(loaded.plan.steps)} steps. Ctrl-C aborts it."])
             if not options["here"]:
                 _warn_of_missing_agents(app, loaded.plan)
-            status = _waited(session, app, handle, asked, None if span is None else span / 1e6)
+            end = None if span is None else time.monotonic() + span / 1e6
+            status = _waited(session, app, handle, _Limits(asked, end, check_worker))
         failed = failed_steps(handle, status)
     return _print_end(session, status, failed)
 
@@ -176,7 +177,7 @@ def watch(session: Session, /, plan: str) -> int:
     """Show the progress of a plan until it has ended. Ctrl-C leaves; the plan goes on."""
     with open_plan(session, plan) as (app, handle):
         try:
-            status, code = _waited(session, app, handle, _StopSignals(), None), None
+            status, code = _waited(session, app, handle, _Limits(_StopSignals())), None
         except KeyboardInterrupt:
             status, code = handle.status(), LEFT
         failed = failed_steps(handle, status)
@@ -198,7 +199,6 @@ class _StopSignals:
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        self.event = threading.Event()
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
@@ -206,7 +206,6 @@ class _StopSignals:
             os.write(2, b"Left. The plan goes on in the ledger; `towpath plan watch` shows it.\n")
             os._exit(LEFT)
         self.signal = number
-        self.event.set()
 
 
 @contextmanager
@@ -220,25 +219,34 @@ def _signals() -> Iterator[_StopSignals]:
             signal.signal(number, handler)
 
 
-def _waited(
-    session: Session, app: App, handle: PlanHandle, asked: _StopSignals, timeout: float | None
-) -> PlanStatus:
+def _nothing() -> None:
+    pass
+
+
+class _Limits(msgspec.Struct, frozen=True):
+    """What ends the wait for a plan: a signal, a time of the monotonic clock, a worker that failed."""
+
+    asked: _StopSignals
+    end: float | None = None
+    check_worker: Callable[[], None] = _nothing
+
+
+def _waited(session: Session, app: App, handle: PlanHandle, limits: _Limits) -> PlanStatus:
     """Wait until the plan has ended; after a signal or the timeout abort it once, and wait on."""
-    end = None if timeout is None else time.monotonic() + timeout
-    aborted = False
+    asked, aborted = limits.asked, False
     with _display(session, app) as show:
         while True:
+            limits.check_worker()
             status = handle.status()
             show(status)
             if status.is_final:
                 return status
-            late = end is not None and time.monotonic() >= end
+            late = limits.end is not None and time.monotonic() >= limits.end
             if (asked.signal is not None or late) and not aborted:
                 name = None if asked.signal is None else signal.Signals(asked.signal).name
                 aborted = _abort(handle, "timeout of towpath plan run" if name is None else name)
-                continue
-            # After the signal the event stays set; wait on a clock of its own.
-            time.sleep(POLL_SECONDS) if aborted else asked.event.wait(POLL_SECONDS)
+            # Not an event that the signal handler sets: it may interrupt the wait while the event is locked.
+            time.sleep(POLL_SECONDS)
 
 
 def _abort(handle: PlanHandle, why: str) -> bool:
@@ -287,10 +295,8 @@ def _state_lines() -> Show:
     def show(status: PlanStatus) -> None:
         if status.state not in last[-1:]:
             last.append(status.state)
-            counts = counted(status.steps) or "no steps"
-            print_stderr(
-                [f"{status.id}: {status.state}, {counts}" + (f": {status.why}" if status.why else "")]
-            )
+            why = f": {status.why}" if status.why else ""
+            print_stderr([f"{status.id}: {status.state}, {counted(status.steps) or 'no steps'}{why}"])
 
     return show
 
@@ -310,9 +316,7 @@ def _drawn(app: App, status: PlanStatus) -> RenderableType:
     at = now()
     for name, since in running_steps(app, status, MAX_RUNNING + 1)[:MAX_RUNNING]:
         rows.append(Text(f"  {escape(name)}  {format_span(max(0, at - since))}", style="cyan"))
-    rows.append(
-        Text(f"  {took(status, at)}" + (f"  {escape(status.why)}" if status.why else ""), style="dim")
-    )
+    rows.append(Text(f"  {took(status, at)}  {escape(status.why or '')}".rstrip(), style="dim"))
     return Group(*rows)
 
 
@@ -320,12 +324,14 @@ def _drawn(app: App, status: PlanStatus) -> RenderableType:
 
 
 @contextmanager
-def _worker_here(app: App, plan: Plan) -> Iterator[None]:
-    """A worker in a thread of this process, for the nodes of the plan."""
+def _worker_here(app: App, plan: Plan) -> Iterator[Callable[[], None]]:
+    """A worker in a thread of this process, for the nodes of the plan. Yields a function that raises the
+    error of a worker that has failed."""
     if not logging.root.handlers:
         # The command prints the errors of steps itself.
         get_logger("towpath").setLevel(logging.CRITICAL)
-    begun, failed = threading.Event(), []
+    begun = threading.Event()
+    failed: list[BaseException] = []
     loop = asyncio.new_event_loop()
     queues = tuple(f"node/{node}" for node in plan.nodes) or ("node/none",)
 
@@ -348,13 +354,16 @@ def _worker_here(app: App, plan: Plan) -> Iterator[None]:
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
 
+    def check_worker() -> None:
+        if failed:
+            raise failed[0]
+
     thread = threading.Thread(target=work, name="towpath-plan-worker", daemon=True)
     thread.start()
     begun.wait()
     try:
-        if failed:
-            raise failed[0]
-        yield
+        check_worker()
+        yield check_worker
     finally:
         if not failed:
             loop.call_soon_threadsafe(task.cancel)

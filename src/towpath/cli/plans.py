@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from towpath.cli.base import OK, CliGroup, Session, combine, confirm, pass_session
+from towpath.cli.base import OK, CliGroup, Session, combine, pass_session
 from towpath.cli.output import format_pairs, format_span, format_time, print_result, table
 from towpath.cli.plan_files import load_plan
 from towpath.cli.plan_runs import agent, by_option, check, dry_run, run, submit, watch
@@ -314,15 +313,12 @@ def resume(session: Session, /, plan: str, reason: str | None, by: str | None) -
 
 @plan.command("abort")
 @on_plan
-@click.option("--yes", is_flag=True, help="Do not ask.")
 @pass_session
-def abort(session: Session, /, plan: str, reason: str | None, by: str | None, yes: bool) -> int:
+def abort(session: Session, /, plan: str, reason: str | None, by: str | None) -> int:
     """Roll a plan back, or complete it.
 
     Before its pivot the plan is rolled back, after it the plan is completed. The command prints which."""
     with open_plan(session, plan) as (_, handle):
-        if sys.stdin.isatty():
-            confirm(f"Abort plan {handle.id}?", yes)
         rolls_back = handle.abort(by=by, why=reason)
         found = handle.status()
     text = {

@@ -76,8 +76,9 @@ class SqlExecutor:
         async with _session(target, target.label, credentials) as connection:
             if target.repeated and await _is_active(connection, target):
                 raise Snooze(WAIT)
-            rows, result = await _executed(connection, action, target, credentials)
-        return SqlResult(rows, *result)
+            rows, columns, found = await _executed(connection, action, target)
+        first, cut = _bounded_rows(found, target.node.max_output, credentials)
+        return SqlResult(rows, columns, first, cut or (bool(columns) and rows > len(first)))
 
     async def answer(self, action: Sql, node: str, context: ActionContext) -> Answer:
         """The first column of the first row: true: applied, false: not applied, null: unknown; without a row:
@@ -87,11 +88,12 @@ class SqlExecutor:
         async with _session(target, f"{target.label}/check", credentials) as connection:
             if await _is_active(connection, target):
                 return Answer.RUNNING
-            _, (_, first, _) = await _executed(connection, action, target, credentials)
-        return _answer_of(first)
+            _, _, found = await _executed(connection, action, target)
+        return _answer_of(found)
 
 
-_Rows = tuple[tuple[str, ...], tuple[tuple[Any, ...], ...], bool]
+_Executed = tuple[int, tuple[str, ...], Sequence[tuple[Any, ...]]]
+"""The number of rows, the names of the columns, the first rows."""
 
 
 def session_name(label: str) -> str:
@@ -104,10 +106,10 @@ def session_name(label: str) -> str:
     return f"{plain[: MAX_LABEL - 17]} {digest}"
 
 
-def _answer_of(first: Sequence[tuple[Any, ...]]) -> Answer:
-    if not first or not first[0]:
+def _answer_of(rows: Sequence[tuple[Any, ...]]) -> Answer:
+    if not rows or not rows[0]:
         return Answer.NOT_APPLIED
-    value = first[0][0]
+    value = rows[0][0]
     if not isinstance(value, bool | int):  # null, or a value that is no answer
         return Answer.UNKNOWN
     return Answer.APPLIED if value else Answer.NOT_APPLIED
@@ -170,10 +172,8 @@ def _session_settings(seconds: float | None) -> str:
     return f"{_KEEPALIVES}; SET statement_timeout = {limit}; SET lock_timeout = {limit}"
 
 
-async def _executed(
-    connection: Connection, action: Sql, target: Target, credentials: Credentials
-) -> tuple[int, _Rows]:
-    async def work() -> tuple[int, _Rows]:
+async def _executed(connection: Connection, action: Sql, target: Target) -> _Executed:
+    async def work() -> _Executed:
         await connection.execute(_session_settings(target.seconds))
         # Without parameters a % has no meaning, and several statements are allowed.
         params = tuple(action.params) or None
@@ -183,11 +183,8 @@ async def _executed(
             cursor = await connection.execute(action.statement, params)
             while cursor.nextset():
                 pass
-            rows = max(0, cursor.rowcount)
-            found = await cursor.fetchmany(MAX_ROWS) if cursor.description else []
             columns = tuple(each.name for each in cursor.description or ())
-        first, cut = _bounded_rows(found, target.node.max_output, credentials)
-        return rows, (columns, first, cut or rows > len(first) > 0)
+            return max(0, cursor.rowcount), columns, await cursor.fetchmany(MAX_ROWS) if columns else ()
 
     # The server ends the statement, and the worker the step; this is the net.
     limit = None if target.seconds is None else target.seconds + CANCEL_SECONDS
