@@ -82,6 +82,7 @@ def test_histories_go_everywhere() -> None:
         ("Settle", "LostClaim"),
         ("Settle", "NoteConflict"),
         ("Progress", "LostClaim"),
+        ("Progress", "NoteConflict"),
     } <= answers
     assert {command for command, _ in answers} == {kind.__name__ for kind in get_args(Command)}
 
@@ -110,6 +111,7 @@ FAULTS: dict[str, Callable[[Command], Command]] = {
     "progress loses the cursor": lambda each: (
         replace(each, cursor=None) if isinstance(each, Progress) else each
     ),
+    "progress loses the notes": lambda each: replace(each, notes=()) if isinstance(each, Progress) else each,
     "run_anyway is ignored": _whole_append,
     "weights are ignored": lambda each: replace(each, weight=UNSET) if isinstance(each, SetPart) else each,
     "tokens are ignored": lambda each: (
