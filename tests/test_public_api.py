@@ -70,6 +70,7 @@ SURFACE = [
     "new_id",
     "open_ledger",
     "provided",
+    "step",
 ]
 
 MOST_NAMES = 60

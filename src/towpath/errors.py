@@ -26,6 +26,7 @@
     ├── TimedOut                a handler ran longer than its timeout: the stored error of the attempt
     ├── ProcessDied             the process of a handler ended: the stored error of the attempt
     ├── WaitInHandler           a handler would wait for another job
+    ├── StepsChanged            the steps of a handler are not those that an earlier attempt recorded
     ├── WorkerStuck             every slot of the worker is held by a handler that does not stop
     ├── CallFailed              the HTTP server refused a call of the client
     │   ├── NotAllowed          no valid token or certificate, or no right to the queue
@@ -278,6 +279,15 @@ class WaitInHandler(TowpathError, RuntimeError):
         "ended, and if all slots wait, no job runs. Put what follows into a job of its own: app.chain(...), "
         "app.group(calls, then=...) or current().spawn(...). If slots of other workers run {what}, pass "
         "wait_inside=True"
+    )
+
+
+class StepsChanged(TowpathError):
+    """Ends the job as failed: its recorded steps do not belong to this version of the code."""
+
+    sentence = (
+        "job {id}: its step {number} is {came}, but an earlier attempt recorded {recorded} there; while jobs "
+        "of a handler are unfinished, its steps must keep their order and names"
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import Token
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from towpath.core.commands import Note, Progress, Progressed
 from towpath.core.job import STATE_TTL, ClaimedJob, Job, Reason, Spec, state_key
@@ -27,6 +27,9 @@ from towpath.tasks.mistakes import no_call
 from towpath.tasks.new_jobs import running
 from towpath.tasks.outcomes import StopRequested
 from towpath.tasks.task import Call, R, Registry, Task
+
+if TYPE_CHECKING:
+    from towpath.tasks.steps import Steps
 
 V = TypeVar("V")
 Extras = tuple[tuple[Spec, ...], tuple[Note, ...], Callable[[Any], object] | None]
@@ -127,6 +130,7 @@ class Running(Stoppable):
         "at",
         "engine",
         "record",
+        "steps",
         "task",
     )
 
@@ -152,6 +156,8 @@ class Running(Stoppable):
         self._spawn: dict[str, Spec] | None = None
         self._functions: list[Callable[[Any], object]] | None = None
         self._state: Document | None = None
+        self.steps: Steps | None = None
+        """The durable steps of this attempt, from its first `towpath.step` on."""
         self._span = span
         self.at: tuple[int, int | None] | None = None
         """The last progress: done, and the total if it is known."""
@@ -167,6 +173,11 @@ class Running(Stoppable):
         """The job at the time of the claim. Made at each access; `kind`, `queue`, `attempt` and the like cost
         less."""
         return job_status(self.record, self._registry)
+
+    @property
+    def in_child(self) -> bool:
+        """True in the process of a task with `process=True`."""
+        return self._poster is not None
 
     @property
     def id(self) -> str:
@@ -264,14 +275,22 @@ class Running(Stoppable):
 
     def outcome_extras(self) -> Extras | None:
         """The children, notes and function of the handler; None if there are none."""
-        if not (self._spawn or self._functions or self._state is not None or self.record.fence > 1):
+        if not (
+            self._spawn
+            or self._functions
+            or self._state is not None
+            or self.steps is not None
+            or self.record.fence > 1
+        ):
             return None
         children = tuple((self._spawn or {}).values())
-        notes = (
+        notes: tuple[Note, ...] = (
             (Note(key=state_key(self.id), value=None),)
             if self._state is not None or self.record.fence > 1
             else ()
         )
+        if self.steps is not None:
+            notes += self.steps.deletions()
         return children, notes, self._within()
 
     def __enter__(self) -> Running:
