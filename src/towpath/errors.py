@@ -2,6 +2,7 @@
 
     TowpathError
     ├── InvalidInput            a value that can never be right: raised at the boundary, nothing is written
+    │   └── InvalidPlan         a plan that could not run or could not be undone, with all reasons
     ├── Refused                 a business error: `apply` returns it as the command's result
     │   ├── LostClaim           the fence is old: another owner holds or finished the job
     │   │   └── AlreadySettled  the same delivery of a message was acknowledged or returned before
@@ -16,11 +17,14 @@
     │   ├── NoteConflict
     │   ├── UnusableBlob        a chunk is missing or differs, or another job has the blob
     │   ├── NotRevivable
+    │   ├── NotResolvable       a running or done job cannot be marked or skipped
     │   ├── Unsupported
     │   ├── UserFunctionFailed
     │   └── CommandFailed       the ledger itself failed on one command; its neighbours are unharmed
     ├── JobFailed               the awaited job ended as a dead letter
     ├── JobCanceled             the awaited job was canceled
+    ├── UnknownPlan
+    ├── PlanRefused             the state of a plan or of a step does not allow the operation
     ├── NotInJob                `towpath.current()` where no job runs
     ├── HookFailed              a lifespan of the program failed when the worker started
     ├── TimedOut                a handler ran longer than its timeout: the stored error of the attempt
@@ -61,9 +65,13 @@ An error is made from named details; the message is its class's sentence filled 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
 
 from towpath.escapes import escape
+
+MAX_SHOWN: Final = 20
+"""Reasons of an invalid plan that its message shows."""
 
 
 class TowpathError(Exception):
@@ -120,6 +128,30 @@ class InvalidInput(TowpathError, ValueError):
         if "message" in details:
             details["message"] = f"{field}: {details['message']}"
         return InvalidInput(**details)
+
+
+class InvalidPlan(InvalidInput):
+    """`plan` is the name of the plan, `reasons` are all reasons why it is refused."""
+
+    def __init__(self, *, plan: str, reasons: Sequence[str]) -> None:
+        self.plan, self.reasons = plan, tuple(reasons)
+        super().__init__(field="plan", value=plan, expected="a valid plan", message="")
+        self.details = {"plan": plan, "reasons": list(reasons)}
+
+    def _text(self) -> str:
+        lines = [escape(reason) for reason in self.reasons[:MAX_SHOWN]]
+        if more := len(self.reasons) - len(lines):
+            lines.append(f"and {more} more")
+        head = f"plan {escape(self.plan)} is not valid:"
+        return f"{head} {lines[0]}" if len(lines) == 1 else "\n- ".join([head, *lines])
+
+    def renamed(self, field: str) -> InvalidInput:
+        return InvalidInput(
+            field=field,
+            value=self.value,
+            expected=self.expected,
+            message=f"{field}: {'; '.join(self.reasons)}",
+        )
 
 
 class Described(str):
@@ -217,6 +249,10 @@ class NotRevivable(Refused):
     sentence = "job {id} cannot be revived: {why}"
 
 
+class NotResolvable(Refused):
+    sentence = "job {id} cannot be marked done or skipped: {why}"
+
+
 class Unsupported(Refused):
     sentence = "this ledger cannot do that: {what}"
 
@@ -246,6 +282,14 @@ class JobCanceled(TowpathError):
     def __init__(self, *, id: str, reason: str) -> None:
         self.id, self.reason = id, reason
         super().__init__(id=id, reason=reason)
+
+
+class UnknownPlan(TowpathError):
+    sentence = "there is no plan {id}"
+
+
+class PlanRefused(TowpathError):
+    sentence = "plan {id} is {state}: {why}"
 
 
 class NotInJob(TowpathError, RuntimeError):

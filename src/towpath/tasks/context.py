@@ -130,6 +130,7 @@ class Running(Stoppable):
         "at",
         "engine",
         "record",
+        "settlement",
         "steps",
         "task",
     )
@@ -155,6 +156,9 @@ class Running(Stoppable):
         # garbage collector.
         self._spawn: dict[str, Spec] | None = None
         self._functions: list[Callable[[Any], object]] | None = None
+        self.settlement: tuple[tuple[Spec, ...], tuple[Note, ...]] = (), ()
+        """Of a built-in kind: jobs and notes for the transaction that settles this job as done. If a note has
+        another version than expected, nothing is written and the attempt fails."""
         self._state: Document | None = None
         self.steps: Steps | None = None
         """The durable steps of this attempt, from its first `towpath.step` on."""
@@ -275,23 +279,19 @@ class Running(Stoppable):
 
     def outcome_extras(self) -> Extras | None:
         """The children, notes and function of the handler; None if there are none."""
-        if not (
-            self._spawn
-            or self._functions
-            or self._state is not None
-            or self.steps is not None
-            or self.record.fence > 1
-        ):
+        specs, written = self.settlement
+        if self.steps is not None:
+            written = (*written, *self.steps.deletions())
+        more = self._spawn or self._functions or specs or written
+        if not (more or self._state is not None or self.record.fence > 1):
             return None
-        children = tuple((self._spawn or {}).values())
-        notes: tuple[Note, ...] = (
+        children = (*(self._spawn or {}).values(), *specs)
+        notes = (
             (Note(key=state_key(self.id), value=None),)
             if self._state is not None or self.record.fence > 1
             else ()
         )
-        if self.steps is not None:
-            notes += self.steps.deletions()
-        return children, notes, self._within()
+        return children, (*notes, *written), self._within()
 
     def __enter__(self) -> Running:
         self._token = running.set(self)
