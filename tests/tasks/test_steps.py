@@ -14,9 +14,11 @@ from tests.support.running import working
 from tests.support.waiting import WAIT
 from towpath import App, JobHandle, State, current, step
 from towpath.commands import NoteView, Progress, Release, Settle
+from towpath.core.steps import read_steps
 from towpath.core.views import NoteQuery
 from towpath.errors import InvalidInput, LedgerBusy, NotInJob, StepsChanged
 from towpath.tasks import steps
+from towpath.tasks.codec import decode
 
 
 def kept(app: App) -> list[NoteView]:
@@ -200,7 +202,7 @@ def test_the_default_name_is_that_of_the_function(app: App, counted: Counted) ->
     with app.testing() as bench:
         work.enqueue()
         bench.drain()
-        names = [steps._decode(note.value).name for note in kept(app)]
+        names = [decode(note.value)["name"] for note in kept(app)]
     here = "test_the_default_name_is_that_of_the_function.<locals>"
     assert names == ["Counted.twice", "Counted.twice", f"{here}.work.<locals>.<lambda>", f"{here}.named"]
 
@@ -486,5 +488,5 @@ def test_a_job_with_the_id_of_an_earlier_one_has_its_own_steps(app: App, counted
         bench.drain()
         bench.advance(1)
         assert [note.key for note in kept(app)] == ["step/a/0001", "step/a/0002/0001"]
-        assert steps.read_steps(app.ledger, "a", 1).keys() == {1}
-        assert steps.read_steps(app.ledger, "a", 99) == {}
+        assert read_steps(app.ledger.notes, "a", 1).keys() == {1}
+        assert read_steps(app.ledger.notes, "a", 99) == {}

@@ -3,7 +3,10 @@
 A step is a call inside a handler whose result is kept in a note of the job, `step/<job id>/<number>`. The
 note is written with the fence of the claim, in one commit per step. A later attempt reads the notes and
 returns the kept results instead of calling the functions again. Nothing else of the handler is recorded or
-replayed: code between the steps runs again in every attempt."""
+replayed: code between the steps runs again in every attempt.
+
+A step with an undo has two commits: the undo is durable before the function is called. `flows.saga` runs the
+undos if the job fails or is canceled."""
 
 from __future__ import annotations
 
@@ -11,80 +14,80 @@ import asyncio
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar, overload
 
-import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from towpath.core import checks
-from towpath.core.commands import Note, Progress, Result
-from towpath.core.job import STATE_TTL, Reason
-from towpath.core.views import NoteQuery
-from towpath.errors import Described, InvalidInput, LostClaim, StepsChanged, TowpathError, Unsupported
-from towpath.ledger import Ledger
+from towpath.core.commands import Append, Command, Note, Progress, Result
+from towpath.core.job import Reason
+from towpath.core.steps import (
+    SagaJob,
+    StepRecord,
+    UndoRecord,
+    read_steps,
+    saga_key,
+    saga_spec,
+    step_key,
+    step_note,
+)
+from towpath.errors import (
+    InvalidInput,
+    LostClaim,
+    NoteConflict,
+    StepsChanged,
+    TowpathError,
+    Unsupported,
+)
 from towpath.tasks.codec import ResultCodec, result_codec
 from towpath.tasks.context import Running, current
+from towpath.tasks.mistakes import no_call
 from towpath.tasks.outcomes import Fail, StopRequested
+from towpath.tasks.task import Call
 
 R = TypeVar("R")
 
 MAX_STEPS = 1_000
 """Steps of one job."""
-PAGE = 1_000
-"""Notes of one read."""
-
 _inside: ContextVar[str] = ContextVar("towpath_step", default="")
 """The name of the step that runs here."""
 _making = threading.Lock()
 _codecs: weakref.WeakKeyDictionary[Any, ResultCodec] = weakref.WeakKeyDictionary()
 
 
-class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The note of a step. `job` is the `seq` of its job: a later job with the same id has another one."""
-
-    job: int
-    name: str
-    result: Raw | UnsetType = UNSET
-
-
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(StepRecord).decode
-
-
-def step_key(id: str, number: int | None = None) -> str:
-    """The key of the note of a step, or the prefix of all steps of the job."""
-    return f"step/{id}/" if number is None else f"step/{id}/{number:04}"
-
-
-def read_steps(ledger: Ledger, id: str, seq: int) -> dict[int, StepRecord]:
-    """The recorded steps of a job, by their numbers."""
-    prefix, page = step_key(id), None
-    found: dict[int, StepRecord] = {}
-    while True:
-        notes = ledger.notes(NoteQuery(prefix=prefix, limit=PAGE, page=page))
-        for note in notes.notes:
-            number = note.key.removeprefix(prefix)
-            # The id of another job may begin with this prefix.
-            if number.isdecimal() and (record := _decode(note.value)).job == seq:
-                found[int(number)] = record
-        if (page := notes.next) is None:
-            return found
-
-
 @overload
 def step(
-    function: Callable[..., Coroutine[Any, Any, R]], /, *args: Any, name: str | None = None, **kwargs: Any
+    function: Callable[..., Coroutine[Any, Any, R]],
+    /,
+    *args: Any,
+    name: str | None = None,
+    undo: Call[Any] | None = None,
+    **kwargs: Any,
 ) -> Coroutine[Any, Any, R]: ...
 
 
 @overload
-def step(function: Callable[..., R], /, *args: Any, name: str | None = None, **kwargs: Any) -> R: ...
+def step(
+    function: Callable[..., R],
+    /,
+    *args: Any,
+    name: str | None = None,
+    undo: Call[Any] | None = None,
+    **kwargs: Any,
+) -> R: ...
 
 
-def step(function: Callable[..., Any], /, *args: Any, name: str | None = None, **kwargs: Any) -> Any:
+def step(
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    name: str | None = None,
+    undo: Call[Any] | None = None,
+    **kwargs: Any,
+) -> Any:
     """Call a function once for the running job and keep its result: `await step(charge, order)` with an
     `async def`, `step(charge, order)` with a `def`. Later attempts, on any worker, get the kept result
     without a call. The result is any JSON value, read by the return annotation of the function.
@@ -92,7 +95,11 @@ def step(function: Callable[..., Any], /, *args: Any, name: str | None = None, *
     Steps are known by their order and their names (`name`, by default that of the function). If an earlier
     attempt recorded another name at the same place, `StepsChanged` ends the job. A function that raises keeps
     nothing and runs again in the next attempt. In an async handler call a blocking function with
-    `await step(asyncio.to_thread, function, ...)`."""
+    `await step(asyncio.to_thread, function, ...)`.
+
+    `undo`, a call of a task (`refund.of(order)`), is stored before the function is called. If the job fails
+    or is canceled, the undos of its steps run in reverse order, as the rollback of a plan. An undo must
+    succeed if there is nothing to undo: the function may not have been called, or may have raised."""
     running = current()
     with _making:
         steps = running.steps
@@ -100,7 +107,7 @@ def step(function: Callable[..., Any], /, *args: Any, name: str | None = None, *
             steps = running.steps = Steps(running)
     subject = args[0] if function is asyncio.to_thread and args else function
     asynchronous = _is_async(function)
-    call = StepCall(steps, _name_of(subject) if name is None else name, subject)
+    call = StepCall(steps, _name_of(subject) if name is None else name, subject, undo)
     _check_form(running, call.name, asynchronous)
     call.number = steps.take(call.name)
     return call.arun(function, args, kwargs) if asynchronous else call.run(function, args, kwargs)
@@ -150,8 +157,11 @@ class Steps:
         self._taken = 0
         self._recorded: dict[int, StepRecord] | None = {} if running.fence == 1 else None
         """The steps of earlier attempts; None before they are read. The first delivery has none."""
-        self._changed: StepsChanged | None = None
+        self._refused: Exception | None = None
+        """Why no further step of this attempt runs."""
         self._stored: set[int] = set()
+        self._saga = False
+        """A job waits for the end of this one, to run the undos."""
 
     def take(self, name: str) -> int:
         """The number of the next step, from 1."""
@@ -167,61 +177,77 @@ class Steps:
 
     def read(self) -> None:
         """Read the steps of earlier attempts."""
-        found = read_steps(self.engine.ledger, self.running.id, self.running.record.seq)
+        ledger, job = self.engine.ledger, self.running.record
+        found = read_steps(ledger.notes, job.id, job.seq)
+        rolled_back = ledger.note(saga_key(job.seq)) is not None
         with self._lock:
-            self._recorded = found if self._recorded is None else self._recorded
+            if self._recorded is None:
+                self._recorded = found
+                self._saga = any(record.undo for record in found.values())
+                self._refused = self._rolled_back() if rolled_back else None
+
+    def _rolled_back(self) -> Fail:
+        return Fail(f"the steps of job {self.running.id} were rolled back: enqueue a new job instead")
 
     def recorded(self, number: int, name: str) -> StepRecord | None:
         """The record of a step, if an earlier attempt has made one. Raises `StepsChanged`."""
         assert self._recorded is not None
         record = self._recorded.get(number)
         if record is not None and record.name != name:
-            self._changed = self._changed or StepsChanged(
+            self._refused = self._refused or StepsChanged(
                 id=self.running.id, number=number, recorded=record.name, came=name
             )
-        if self._changed is not None:
-            raise self._changed
+        if self._refused is not None:
+            raise self._refused
         return record
 
-    def progress(self, number: int, record: StepRecord) -> Progress:
-        """The command that stores a record."""
-        content = _encode(record)
-        if len(content) > checks.MAX_NOTE:
-            error = InvalidInput(
-                field=f"the result of step {record.name}",
-                value=Described(f"{len(content)} bytes"),
-                expected=f"at most {checks.MAX_NOTE} bytes; store it elsewhere and return where it is",
-            )
-            raise Fail(str(error)) from error
+    def storing(self, number: int, record: StepRecord, *notes: Note) -> list[Command]:
+        """The commands that store the record of a step."""
+        written = step_note(self.running.id, number, record)
         with self._lock:
             self._stored.add(number)
-        note = Note(key=step_key(self.running.id, number), value=content, ttl=STATE_TTL)
-        return Progress(self.running.id, self.running.fence, notes=(note,))
+        return [Progress(self.running.id, self.running.fence, notes=(written, *notes))]
 
-    def commit(self, command: Progress) -> None:
-        """Commit a record; returns when it is durable."""
+    def intending(self, number: int, record: StepRecord) -> list[Command]:
+        """The commands that store the undo of a step. The job that runs the undos comes first: it does
+        nothing where there are none."""
+        job = self.running.record
+        stored = self.storing(number, record, Note(key=saga_key(job.seq), value=None, expect=0))
+        if self._saga:
+            return stored
+        return [Append((saga_spec(SagaJob(job.id, job.seq, job.fence)),), inside=True), *stored]
+
+    def commit(self, commands: Sequence[Command]) -> None:
+        """Returns when the commands are durable."""
         with self._refusals():
             try:
-                reply = self.engine.call(command)
+                replies = (
+                    [self.engine.call(commands[0])] if len(commands) == 1 else self.engine.call_all(commands)
+                )
             except TowpathError as error:
                 if not error.retryable:
                     raise
-                # The function has run: wait until the ledger is back, as a settle does.
-                [reply] = self.engine.call_all([command], retried=True)
-            self._received(reply)
+                # The function may have run: wait until the ledger is back, as a settle does.
+                replies = self.engine.call_all(commands, retried=True)
+            self._received(replies)
 
-    async def acommit(self, command: Progress) -> None:
+    async def acommit(self, commands: Sequence[Command]) -> None:
         with self._refusals():
             try:
-                reply = await self.engine.acall(command)
+                replies = (
+                    [await self.engine.acall(commands[0])]
+                    if len(commands) == 1
+                    else await self.engine.acall_all(commands)
+                )
             except TowpathError as error:
                 if not error.retryable:
                     raise
-                [reply] = await self.engine.acall_all([command], retried=True)
-            self._received(reply)
+                replies = await self.engine.acall_all(commands, retried=True)
+            self._received(replies)
 
-    def _received(self, reply: Result) -> None:
-        self.running.on_reply(reply)
+    def _received(self, replies: Sequence[Result]) -> None:
+        self._saga = self._saga or len(replies) > 1
+        self.running.on_reply(replies[-1])
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
@@ -230,6 +256,8 @@ class Steps:
         except LostClaim as lost:
             self.running.on_reply(lost)
             raise StopRequested(Reason.LOST) from lost
+        except NoteConflict:
+            raise self._rolled_back() from None
 
     def deletions(self) -> tuple[Note, ...]:
         """The notes that the settle of a job that is done deletes."""
@@ -240,12 +268,16 @@ class Steps:
 class StepCall:
     """One call of `step`."""
 
-    __slots__ = ("_codec", "_result", "_steps", "name", "number")
+    __slots__ = ("_codec", "_result", "_steps", "_undo", "_undos", "name", "number")
 
-    def __init__(self, steps: Steps, name: str, subject: Callable[..., Any]) -> None:
+    def __init__(
+        self, steps: Steps, name: str, subject: Callable[..., Any], undo: Call[Any] | None = None
+    ) -> None:
         checks.text("name", name, least=1)
         self._steps, self.name, self.number = steps, name, 0
         self._codec = _codec_of(subject)
+        self._undo = None if undo is None else _undo_record(undo)
+        self._undos: tuple[UndoRecord, ...] = ()
         self._result: bytes | None = None
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -253,6 +285,8 @@ class StepCall:
         if steps.unread:
             steps.read()
         if not self._finished_before():
+            if commands := self._intend():
+                steps.commit(commands)
             with self._running():
                 value = function(*args, **kwargs)
             steps.commit(self._finish(value))
@@ -265,6 +299,8 @@ class StepCall:
         if steps.unread:
             await asyncio.to_thread(steps.read)
         if not self._finished_before():
+            if commands := self._intend():
+                await steps.acommit(commands)
             with self._running():
                 value = await function(*args, **kwargs)
             await steps.acommit(self._finish(value))
@@ -274,11 +310,21 @@ class StepCall:
         """True if an earlier attempt kept the result. Else the function runs now, unless the job is asked to
         stop."""
         record = self._steps.recorded(self.number, self.name)
-        if record is not None and record.result is not UNSET:
-            self._result = bytes(record.result)
-            return True
+        if record is not None:
+            self._undos = record.undo
+            if record.result is not UNSET:
+                self._result = bytes(record.result)
+                return True
         self._steps.running.check()
         return False
+
+    def _intend(self) -> list[Command]:
+        """The commands that store the undo, unless an earlier attempt stored the same. The undo of an earlier
+        attempt stays: its function may have taken effect."""
+        if self._undo is None or self._undo in self._undos:
+            return []
+        self._undos = (*self._undos, self._undo)
+        return self._steps.intending(self.number, self._record(UNSET))
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -288,17 +334,29 @@ class StepCall:
         finally:
             _inside.reset(token)
 
-    def _finish(self, value: Any) -> Progress:
-        """The command that keeps the result. The handler gets the value that a later attempt would read, so
+    def _finish(self, value: Any) -> list[Command]:
+        """The commands that keep the result. The handler gets the value that a later attempt would read, so
         that both see the same types."""
         try:
             self._result = self._codec.encode_result(value)
             self._codec.decode_result(self._result)
+            result = Raw(b"null" if self._result is None else self._result)
+            return self._steps.storing(self.number, self._record(result))
         except InvalidInput as error:
             raise Fail(str(error)) from error
-        result = Raw(b"null" if self._result is None else self._result)
-        record = StepRecord(self._steps.running.record.seq, self.name, result)
-        return self._steps.progress(self.number, record)
+
+    def _record(self, result: Raw | UnsetType) -> StepRecord:
+        return StepRecord(self._steps.running.record.seq, self.name, result, self._undos)
+
+
+def _undo_record(undo: Call[Any]) -> UndoRecord:
+    if type(undo) is not Call:
+        raise no_call(undo, "step(..., undo=...)")
+    if undo.task.process:
+        expected = "a call of a task without process=True: an undo runs in the worker itself"
+        raise InvalidInput(field="undo", value=undo.task.kind, expected=expected)
+    spec = undo.spec()
+    return UndoRecord(spec.kind, Raw(undo.payload), spec.queue, spec.max_attempts)
 
 
 def _codec_of(function: Any) -> ResultCodec:
