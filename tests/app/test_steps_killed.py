@@ -16,12 +16,12 @@ import pytest
 
 from tests.support import stepper
 from tests.support.processes import WatchedProcess, enqueue
-from tests.support.waiting import WAIT
-from towpath import App, JobHandle
+from tests.support.waiting import WAIT, until
+from towpath import App, JobHandle, PlanStatus, State
 from towpath.core.views import NoteQuery
+from towpath.flows.kinds import PlanState
 
 pytestmark = pytest.mark.ledgers("sqlite", "postgres")
-KINDS = ("plain", "coroutine")
 
 
 @contextmanager
@@ -36,8 +36,8 @@ def worker(app: App, name: str, lease: float = 60.0) -> Iterator[WatchedProcess]
         assert watched.close()
 
 
-def begin(app: App, kind: str, folder: Path, stop: str) -> JobHandle[Any]:
-    return enqueue(app, kind, json.dumps({"folder": str(folder), "stop": stop}).encode())
+def begin(app: App, kind: str, folder: Path, stop: str, **fields: Any) -> JobHandle[Any]:
+    return enqueue(app, kind, json.dumps({"folder": str(folder), "stop": stop}).encode(), **fields)
 
 
 def effects(folder: Path) -> list[str]:
@@ -48,8 +48,15 @@ def kept(app: App) -> list[str]:
     return [note.key for note in app.ledger.notes(NoteQuery(prefix="step/")).notes]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "process"])
-@pytest.mark.parametrize("place", ["after-one", "in-two", "after-two"])
+def rolled_back(app: App, job: JobHandle[Any]) -> PlanStatus:
+    until(lambda: app.plans.list(prefix=f"saga-{job.id}"))
+    return app.plans.get(app.plans.list()[0].id).wait(timeout=WAIT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [("plain", "after-one"), ("plain", "in-two"), ("coroutine", "after-two"), ("process", "after-one")],
+)
 def test_another_worker_continues_after_a_kill(app: App, tmp_path: Path, kind: str, place: str) -> None:
     job = begin(app, kind, tmp_path, f"first kill {place}")
     before = ["one", "two"] if place == "after-two" else ["one"]
@@ -66,7 +73,7 @@ def test_another_worker_continues_after_a_kill(app: App, tmp_path: Path, kind: s
     assert kept(app) == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["plain", "coroutine"])
 def test_a_frozen_worker_writes_nothing_after_its_lease(app: App, tmp_path: Path, kind: str) -> None:
     job = begin(app, kind, tmp_path, "first freeze in-two")
     with worker(app, "first", lease=0.5) as first:
@@ -79,4 +86,29 @@ def test_a_frozen_worker_writes_nothing_after_its_lease(app: App, tmp_path: Path
             first.until("lost")
     assert result == ["one by first", "two by second", "three by second", "2"]
     assert effects(tmp_path) == ["one first", "two first", "two second", "three second"]
+    assert kept(app) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "undone"),
+    [
+        ("in-one", ["one"]),
+        ("after-one", ["one"]),
+        ("in-two", ["two", "one"]),
+        ("in-undo-two", ["two", "one"]),
+    ],
+)
+def test_the_rollback_survives_a_kill(app: App, tmp_path: Path, place: str, undone: list[str]) -> None:
+    """The job has a single attempt, so that its loss ends it. A step or an undo during the kill may have
+    taken effect: the undo runs again."""
+    job = begin(app, "saga", tmp_path, f"first kill {place}", max_attempts=1)
+    with worker(app, "first") as first:
+        first.until(f"at {place}")
+        with worker(app, "second"):
+            first.end(signal.SIGKILL)
+            plan = rolled_back(app, job)
+    assert job.status().state is State.FAILED
+    assert plan.state is PlanState.ROLLED_BACK
+    by_second = [line for line in effects(tmp_path) if line.endswith("second")]
+    assert by_second == [f"undo-{name} second" for name in undone]
     assert kept(app) == []

@@ -336,6 +336,7 @@ def test_wrong_undos_are_refused_before_the_call(app: App) -> None:
     trip = Trip(app)
 
     apart = app.task(process=True, name="apart")(_apart)
+
     @app.task(max_attempts=1)
     def work(n: int) -> None:
         undo: Any = [trip.cancel, apart.of(), "cancel"][n]

@@ -71,6 +71,19 @@ async def coroutine(folder: str, stop: str) -> list[str]:
     return [*found, str(current().attempt)]
 
 
+@app.task(name="undo", queue="undos", max_attempts=20, backoff=[0])
+def undo(folder: str, name: str, stop: str) -> None:
+    effect(folder, f"undo-{name}", stop)
+
+
+@app.task(name="saga", max_attempts=1)
+def saga(folder: str, stop: str) -> None:
+    for name in ("one", "two"):
+        step(effect, folder, name, stop, name=name, undo=undo.of(folder, name, stop))
+        reached(folder, f"after-{name}", stop)
+    raise towpath.Fail("the end")
+
+
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     app.run(concurrency=2, grace=0.0, lease=float(sys.argv[3]))
