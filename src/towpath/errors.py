@@ -327,12 +327,7 @@ class WaitInHandler(TowpathError, RuntimeError):
 
 
 class StepsChanged(TowpathError):
-    """Ends the job as failed: its recorded steps do not belong to this version of the code."""
-
-    sentence = (
-        "job {id}: its step {number} is {came}, but an earlier attempt recorded {recorded} there; while jobs "
-        "of a handler are unfinished, its steps must keep their order and names"
-    )
+    sentence = "job {id}: step {number} is {came}, but an earlier attempt recorded {recorded} at this place"
 
 
 class LedgerError(TowpathError):
@@ -436,9 +431,7 @@ class LedgerClosed(LedgerError):
 
 
 class LedgerGone(LedgerError):
-    sentence = (
-        "{path} was removed or replaced while it was open; nothing more is written, since it would be lost"
-    )
+    sentence = "{path} was removed or replaced while it was open; nothing more is written: it would be lost"
     fatal = True
 
 

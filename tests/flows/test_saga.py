@@ -44,7 +44,7 @@ class Trip:
         async def acancel(what: str) -> None:
             self.log.append(f"undo {what}")
 
-        @app.task(name="book", **{"max_attempts": 1, **options})
+        @app.task(name="__main__.book", **{"max_attempts": 1, **options})
         def book() -> str:
             step(self.reserve, "hotel", undo=cancel.of("hotel"))
             step(self.reserve, "map")
@@ -94,7 +94,7 @@ def test_a_failure_undoes_the_steps_in_reverse_order(app: App) -> None:
         until(lambda: app.plans.list(prefix=f"saga-{job.id}"))
         plan = app.plans.get(only_plan(app).id).wait(timeout=WAIT)
     assert trip.log == ["hotel", "map", "flight", "car", *ALL]
-    assert (plan.state, plan.name, plan.left) == (PlanState.ROLLED_BACK, "book", ())
+    assert (plan.state, plan.name, plan.left) == (PlanState.ROLLED_BACK, "main__.book", ())
     assert plan.why == f"job {job.id} is failed (exhausted)"
     steps = app.plans.get(plan.id).steps()
     assert [(each.name, each.state, each.undo) for each in steps] == [

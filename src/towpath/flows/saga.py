@@ -49,7 +49,7 @@ def plan_id(job: str, seq: int) -> str:
 
 
 def _named(text: str) -> str:
-    return _OUTSIDE.sub("-", text)[:MAX_SHOWN].strip("-.") or "job"
+    return _OUTSIDE.sub("-", text)[:MAX_SHOWN].strip("-._") or "job"
 
 
 def end_saga(door: FlowDoor, saga: SagaJob) -> Settlement:

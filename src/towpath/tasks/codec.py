@@ -150,7 +150,7 @@ def result_codec(function: Callable[..., Any], name: str, what: str) -> ResultCo
     """The codec of the results of a function. Only its return annotation is looked up."""
     found = inspect.unwrap(function)
     annotations = getattr(found, "__annotations__", {})
-    only = SimpleNamespace(__annotations__={"return": annotations.get("return", Any)})
+    only: Any = SimpleNamespace(__annotations__={"return": annotations.get("return", Any)})
     only.__globals__ = getattr(found, "__globals__", {})
     return ResultCodec(name, hints_of(only, what)["return"], what)
 

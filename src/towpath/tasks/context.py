@@ -131,6 +131,7 @@ class Running(Stoppable):
         "_token",
         "at",
         "engine",
+        "in_child",
         "record",
         "settlement",
         "steps",
@@ -153,6 +154,7 @@ class Running(Stoppable):
         self.engine = registry.engine
         self._poster = poster
         """Receives the progress instead of the committer, in the process of a task with `process=True`."""
+        self.in_child = poster is not None
         self._cursor = claim.job.cursor
         # Most handlers have neither, and every list that lives until the next commit is one more for the
         # garbage collector.
@@ -179,11 +181,6 @@ class Running(Stoppable):
         """The job at the time of the claim. Made at each access; `kind`, `queue`, `attempt` and the like cost
         less."""
         return job_status(self.record, self._registry)
-
-    @property
-    def in_child(self) -> bool:
-        """True in the process of a task with `process=True`."""
-        return self._poster is not None
 
     @property
     def id(self) -> str:
