@@ -115,7 +115,7 @@ def test_settles_come_first_and_the_demand_last(ledger: Gated, committer: Commit
 
 
 def test_progress_with_notes_is_never_replaced(ledger: Gated, committer: Committer) -> None:
-    """Of three plain ones only the last is applied; each with notes is, before the settle, and is answered."""
+    """Of three plain ones only the last is applied. Each with notes is, before the settle, and answered."""
     committer.call(append("a"))
     claimed = committer.call(Claim(owner="me", wants=(Want("q"),), lease=LEASE))
     assert isinstance(claimed, Claimed)
