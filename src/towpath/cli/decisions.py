@@ -6,12 +6,12 @@ import getpass
 
 import click
 
-from towpath.cli.base import OK, F, Session, bad_input, combine, pass_session
+from towpath.cli.base import OK, F, Session, bad_input, combine, command, pass_session
 from towpath.cli.messages import apply_one
 from towpath.cli.output import print_result
 from towpath.cli.targets import find_job
+from towpath.cli.values import Json
 from towpath.commands import Resolution, Resolve
-from towpath.tasks.codec import UNREADABLE, decode
 
 
 def _decision(function: F) -> F:
@@ -22,19 +22,19 @@ def _decision(function: F) -> F:
     )(function)
 
 
-@click.command("mark-done")
+@command("mark-done")
 @_decision
-@click.option("--result", help="Result of the job, as JSON.")
+@click.option("--result", type=Json(), help="Result of the job, as JSON, or @FILE.")
 @pass_session
-def mark_done(session: Session, /, id: str, reason: str, by: str | None, result: str | None) -> int:
+def mark_done(session: Session, /, id: str, reason: str, by: str | None, result: bytes | None) -> int:
     """Make a job done whose effect exists.
 
     A waiting, failed or canceled job becomes done, without an attempt. Jobs that wait for it can start, and
     jobs that ended only because of it are retried. Exit code 1 if the job runs or is done."""
-    return _resolve(session, id, Resolution.MARKED, reason, by, _json(result))
+    return _resolve(session, id, Resolution.MARKED, reason, by, result)
 
 
-@click.command("skip")
+@command("skip")
 @_decision
 @pass_session
 def skip(session: Session, /, id: str, reason: str, by: str | None) -> int:
@@ -42,16 +42,6 @@ def skip(session: Session, /, id: str, reason: str, by: str | None) -> int:
 
     As `mark-done`, with another reason."""
     return _resolve(session, id, Resolution.SKIPPED, reason, by, None)
-
-
-def _json(text: str | None) -> bytes | None:
-    if text is None:
-        return None
-    try:
-        decode(text.encode())
-    except UNREADABLE as error:
-        raise bad_input(f"The result is not JSON: {error}", "Quote text: --result '\"text\"'.") from None
-    return text.encode()
 
 
 def _resolve(

@@ -61,7 +61,8 @@ R_co = TypeVar("R_co", covariant=True)
 @dataclass(frozen=True, slots=True)
 class AttemptView(Readable):
     """An attempt that did not end done. `error` is its failure with its traceback. `counted` is False for a
-    claim that a worker gave back without an attempt (released, refused): the next one has its number."""
+    claim that a worker gave back without an attempt (released, refused): the next one has its number. An
+    entry `marked` or `skipped` is the decision of a person, `worker`, with its reason as `error`."""
 
     number: int
     outcome: AttemptOutcome
