@@ -16,7 +16,7 @@ from tests.support.waiting import WAIT, until
 from towpath import App, State, current, step
 from towpath.core.lanes import FLOWS
 from towpath.core.steps import SagaJob, StepRecord, UndoRecord, decode_saga
-from towpath.core.views import NoteQuery
+from towpath.core.views import NoteQuery, Query
 from towpath.errors import InvalidInput, JobCanceled, JobFailed
 from towpath.flows.kinds import PlanState
 from towpath.flows.plan import Plan
@@ -88,7 +88,7 @@ def only_plan(app: App) -> Any:
 def test_a_failure_undoes_the_steps_in_reverse_order(app: App) -> None:
     trip = Trip(app)
     with working(app):
-        job = trip.book.enqueue()
+        job = trip.book.options(correlation_id="trip 7").enqueue()
         with pytest.raises(JobFailed, match="no car"):
             job.result(timeout=WAIT)
         until(lambda: app.plans.list(prefix=f"saga-{job.id}"))
@@ -103,6 +103,8 @@ def test_a_failure_undoes_the_steps_in_reverse_order(app: App) -> None:
     ]
     seq = app.ledger.get(job.id).seq  # type: ignore[union-attr]
     assert (plan.id, kept(app)) == (plan_id(job.id, seq), [f"saga/{seq}"])
+    undos = app.ledger.find(Query(correlation_id="trip 7", oldest_first=True)).jobs
+    assert [each.id.rpartition("/")[2] for each in undos] == [job.id, "undo", "undo", "undo"]
 
 
 def test_an_async_function_is_a_saga_too(app: App) -> None:

@@ -122,6 +122,7 @@ def rollback_commands(
         "has ended" if job is None else f"is {job.state} ({job.reason})" if job.reason else f"is {job.state}"
     )
     why = f"job {saga.job} {ended}"
+    correlation = None if job is None else job.correlation_id
     record = PlanRecord(
         id=id,
         name=plan.name,
@@ -141,7 +142,7 @@ def rollback_commands(
         *[Resolve(step_id(id, step.name), Resolution.MARKED, why, record.by) for step in steps],
         Seal(group_of(id)),
         Open(group_of(id, Stage.UNDO)),
-        Append(_undos(id, found), inside=True),
+        Append(_undos(id, found, correlation), inside=True),
         Append((first_advance(id, 1, Stage.UNDO),), inside=True),
         Seal(group_of(id, Stage.UNDO)),
     ]
@@ -152,11 +153,12 @@ def _ran(plan: str, step: Step) -> Spec:
     return replace(step_spec(plan, step, Stage.STEPS), queue=FLOWS)
 
 
-def _undos(plan: str, found: Sequence[tuple[Step, UndoRecord]]) -> tuple[Spec, ...]:
+def _undos(plan: str, found: Sequence[tuple[Step, UndoRecord]], correlation: str | None) -> tuple[Spec, ...]:
     """The last step is undone first. Each undo runs in the queue of its task, whose workers have the task."""
     specs: list[Spec] = []
     before: tuple[str, ...] = ()
     for step, undo in reversed(found):
-        specs.append(replace(undo_spec(plan, step, Undo(step.name, before)), queue=undo.queue))
+        spec = undo_spec(plan, step, Undo(step.name, before))
+        specs.append(replace(spec, queue=undo.queue, correlation_id=correlation or spec.correlation_id))
         before = (step.name,)
     return tuple(specs)
