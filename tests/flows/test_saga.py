@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from tests.support.running import working
 from tests.support.waiting import WAIT, until
 from towpath import App, State, current, step
+from towpath.core.commands import Command
 from towpath.core.lanes import FLOWS
 from towpath.core.steps import SagaJob, StepRecord, UndoRecord, decode_saga
 from towpath.core.views import NoteQuery, Query
@@ -292,6 +293,30 @@ def test_the_rollback_waits_for_the_next_end_of_a_revived_job(app: App) -> None:
         app.queue("default").resume()
         bench.drain()
         assert (job.status().state, trip.undone) == (State.FAILED, ALL)
+
+
+@pytest.mark.ledgers("memory")
+def test_a_job_that_is_revived_while_its_rollback_begins_is_left_alone(app: App) -> None:
+    """Between the first look at the job and the note that forbids further steps."""
+    trip = Trip(app)
+
+    class Reviving(EngineDoor):
+        def apply(self, commands: Sequence[Command]) -> Any:
+            if job.status().state is State.FAILED:
+                job.retry()
+            return super().apply(commands)
+
+    with app.testing() as bench:
+        job = trip.book.enqueue()
+        with flows_paused(app):
+            bench.drain()
+            told = SagaJob(job.id, 1, 1)
+            found = end_saga(Reviving(app.engine), told)
+        assert [decode_saga(spec.payload) for spec in found.spawn] == [SagaJob(job.id, 1, 1, 1)]
+        assert (found.notes, app.plans.list(), _notes(app, "saga/")) == ((), [], ())
+        trip.fails = False
+        bench.drain()
+        assert (job.result(), trip.undone) == ("booked", [])
 
 
 @pytest.mark.ledgers("memory")

@@ -2,8 +2,8 @@
 the rollback of a plan, in reverse order.
 
 `end_saga` is the handler of `towpath.saga`. It may be delivered several times and may die at any point: its
-commands are the same each time. It begins a rollback only after the note `saga/<seq>` is stored and the job
-has still ended: from then on a revived job records no undo and runs no step."""
+commands are the same each time. First it stores the note `saga/<seq>`: from then on a revived job records no
+undo and runs no step. Then it reads the job once more, and begins the rollback if the job is not revived."""
 
 from __future__ import annotations
 
@@ -62,12 +62,11 @@ def end_saga(door: FlowDoor, saga: SagaJob) -> Settlement:
     key, id = saga_key(saga.seq), plan_id(saga.job, saga.seq)
     [noted] = answered(door.apply([Note(key=key, value=id.encode(), ttl=STATE_TTL)]))
     assert isinstance(noted, Noted)
-    job = _job(door, saga)
-    if _goes_on(job):
-        # A person revived it in the meantime.
+    job, records = _job(door, saga), _read(door, saga)
+    if _goes_on(job) or not rollback_steps(records):
+        # A person revived it in the meantime; it may be done already.
         refusals(door.apply([Note(key=key, value=None, expect=noted.version)]))
         return _later(saga)
-    records = _read(door, saga)
     replies = door.apply(rollback_commands(door, saga, job, records))
     answered([reply for reply in replies if not isinstance(reply, NoteConflict)])
     return Settlement(notes=tuple(Note(key=step_key(saga.job, number), value=None) for number in records))
