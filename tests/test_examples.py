@@ -33,6 +33,12 @@ OUTPUT = {
         "progress.download: 8 done, 8,000,000 bytes",
         "8,000,000 bytes passed the limit",
     ],
+    "durable_function.py": [
+        "booked a hotel in Oslo\nbooked a flight to Oslo\n{'attempt': 2, 'hotel': 17, 'flight': 42}",
+        "canceled the flight to Rome\ncanceled the hotel in Rome",
+        "trip to Rome: failed",
+        "rolled_back job",
+    ],
     "dag.py": ["waits for 1 job", "counts: [5, 3, 1]", "The towpath: 9 words"],
     "plan.py": [
         "└─ page on laptop\n   ↓ index on laptop also after notes",

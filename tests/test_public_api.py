@@ -78,6 +78,7 @@ SURFACE = [
     "new_id",
     "open_ledger",
     "provided",
+    "step",
 ]
 
 MOST_NAMES = 60

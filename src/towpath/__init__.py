@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from towpath.tasks.log_fields import JobLogFilter
     from towpath.tasks.new_jobs import new_id
     from towpath.tasks.outcomes import BreakerOpen, Cancel, Fail, Retry, Snooze, StopRequested, Throttled
+    from towpath.tasks.steps import step
     from towpath.tasks.task import Call, Task
 
 __all__ = [
@@ -110,6 +111,7 @@ __all__ = [
     "new_id",
     "open_ledger",
     "provided",
+    "step",
 ]
 
 _HOMES = {
@@ -136,6 +138,7 @@ _HOMES = {
     "towpath.queues.message": "Message Queue",
     "towpath.queues.queue": "PartStatus QueueStatus",
     "towpath.tasks.new_jobs": "new_id",
+    "towpath.tasks.steps": "step",
     "towpath.core.views": "GroupStatus JobStatus",
     "towpath.tasks.task": "Call Task",
 }

@@ -30,6 +30,7 @@
     ├── TimedOut                a handler ran longer than its timeout: the stored error of the attempt
     ├── ProcessDied             the process of a handler ended: the stored error of the attempt
     ├── WaitInHandler           a handler would wait for another job
+    ├── StepsChanged            the steps of a handler are not those that an earlier attempt recorded
     ├── WorkerStuck             every slot of the worker is held by a handler that does not stop
     ├── CallFailed              the HTTP server refused a call of the client
     │   ├── NotAllowed          no valid token or certificate, or no right to the queue
@@ -330,6 +331,10 @@ class WaitInHandler(TowpathError, RuntimeError):
     )
 
 
+class StepsChanged(TowpathError):
+    sentence = "job {id}: step {number} is {came}, but an earlier attempt recorded {recorded} at this place"
+
+
 class LedgerError(TowpathError):
     sentence = "the ledger failed"
 
@@ -463,9 +468,7 @@ class LedgerClosed(LedgerError):
 
 
 class LedgerGone(LedgerError):
-    sentence = (
-        "{path} was removed or replaced while it was open; nothing more is written, since it would be lost"
-    )
+    sentence = "{path} was removed or replaced while it was open; nothing more is written: it would be lost"
     fatal = True
 
 

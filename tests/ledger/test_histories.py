@@ -58,7 +58,11 @@ def test_histories_go_everywhere() -> None:
     answers: set[tuple[str, str]] = set()
     states: set[tuple[State, Reason]] = set()
     ends: set[State | None] = set()
-    for seed in range(20):
+    everywhere = {(state, reason) for state, reasons in REASONS.items() for reason in reasons}
+    for seed in range(100):
+        if seed >= 20 and states == everywhere:
+            # Some states are rare, such as scheduled/revived: one of 30 histories has it.
+            break
         moves, ledger, now = Moves(random.Random(seed)), MemoryLedger(), START
         for _ in range(150):
             now += moves.step()
@@ -72,7 +76,7 @@ def test_histories_go_everywhere() -> None:
             dump = ledger.dump()
             states |= {(job.state, job.reason) for job in dump["jobs"]}
             ends |= {view.outcome for view, _ in dump["groups"]}
-    assert states == {(state, reason) for state, reasons in REASONS.items() for reason in reasons}
+    assert states == everywhere
     assert ends == {None, *FINISHED}
     refusals = "UnknownDependency DependencyCycle UnknownGroup GroupClosed"
     for command in ("Append", "Settle"):
@@ -82,6 +86,7 @@ def test_histories_go_everywhere() -> None:
         ("Settle", "LostClaim"),
         ("Settle", "NoteConflict"),
         ("Progress", "LostClaim"),
+        ("Progress", "NoteConflict"),
     } <= answers
     assert {command for command, _ in answers} == {kind.__name__ for kind in get_args(Command)}
 
@@ -110,6 +115,7 @@ FAULTS: dict[str, Callable[[Command], Command]] = {
     "progress loses the cursor": lambda each: (
         replace(each, cursor=None) if isinstance(each, Progress) else each
     ),
+    "progress loses the notes": lambda each: replace(each, notes=()) if isinstance(each, Progress) else each,
     "run_anyway is ignored": _whole_append,
     "weights are ignored": lambda each: replace(each, weight=UNSET) if isinstance(each, SetPart) else each,
     "tokens are ignored": lambda each: (

@@ -39,7 +39,7 @@ from towpath.core.results import Settled as Settled
 from towpath.core.results import Upkept as Upkept
 from towpath.errors import Described, InvalidInput
 
-MAX_SPECS, MAX_BULK, MAX_WANTS = 100_000, 10_000, 1_000
+MAX_SPECS, MAX_BULK, MAX_WANTS, MAX_NOTES = 100_000, 10_000, 1_000, 2_000
 MAX_LEFT = 10_000  # With more ready jobs a claim takes every kind, so that it does not scan them.
 MAX_LEASE = checks.DAY
 PROMOTE = 1_000  # The most due jobs of one queue that a claim makes ready.
@@ -86,13 +86,14 @@ class Append(_Command, frozen=True, gc=False, tag="append"):
         if type(specs) is tuple and len(specs) == 1 and type(specs[0]) is Spec:
             return
         force_setattr(self, "specs", checks.all_of("specs", specs, Spec))
-        if not 1 <= len(self.specs) <= MAX_SPECS:
-            raise InvalidInput(
-                field="specs",
-                value=Described(f"a list of {len(self.specs)}"),
-                expected=f"1 to {MAX_SPECS} long",
-            )
+        _check_length("specs", self.specs, MAX_SPECS)
         _check_ids("specs", self.specs)
+
+
+def _check_length(field: str, values: tuple[object, ...], most: int) -> None:
+    if not 1 <= len(values) <= most:
+        shown = Described(f"a list of {len(values)}")
+        raise InvalidInput(field=field, value=shown, expected=f"1 to {most} long")
 
 
 def _check_ids(field: str, specs: tuple[Spec, ...]) -> None:
@@ -153,12 +154,7 @@ class Claim(_Tokened, frozen=True, kw_only=True, gc=False, tag="claim"):
         checks.optional_whole("once", self.once, 0, MAX_BULK)
         checks.optional_whole("suspects", self.suspects, 0, MAX_BULK)
         force_setattr(self, "wants", checks.all_of("wants", self.wants, Want))
-        if not 1 <= len(self.wants) <= MAX_WANTS:
-            raise InvalidInput(
-                field="wants",
-                value=Described(f"a list of {len(self.wants)}"),
-                expected=f"1 to {MAX_WANTS} long",
-            )
+        _check_length("wants", self.wants, MAX_WANTS)
 
     def terms(self, want: Want) -> tuple[str, int]:
         """The owner and the lease of the jobs that are claimed for this want."""
@@ -230,23 +226,22 @@ class Settle(_Command, frozen=True, gc=False, tag="settle"):
             raise InvalidInput(
                 field="outcome", value=self.outcome, expected="one of the outcomes, such as Done()"
             )
-        if self.spawn or self.notes:
-            self._check_notes()
-
-    def _check_notes(self) -> None:
         if self.spawn:
             force_setattr(self, "spawn", checks.all_of("spawn", self.spawn, Spec))
             checks.whole("len(spawn)", len(self.spawn), 0, MAX_SPECS)
             _check_ids("spawn", self.spawn)
         if self.notes:
-            force_setattr(self, "notes", checks.all_of("notes", self.notes, Note))
-            checks.whole("len(notes)", len(self.notes), 0, 1000)
-            if any(note.gates for note in self.notes):
-                raise InvalidInput(
-                    field="notes",
-                    value=Described("a note with gates"),
-                    expected="a note without gates in a settle",
-                )
+            force_setattr(self, "notes", _fenced_notes(self.notes))
+
+
+def _fenced_notes(notes: tuple[Note, ...]) -> tuple[Note, ...]:
+    """The notes of a settle or a progress, checked."""
+    notes = checks.all_of("notes", notes, Note)
+    checks.whole("len(notes)", len(notes), 0, MAX_NOTES)
+    if any(note.gates for note in notes):
+        expected = "a note without gates in a settle or a progress"
+        raise InvalidInput(field="notes", value=Described("a note with gates"), expected=expected)
+    return notes
 
 
 def plain_end(command: Settle) -> Done | None:
@@ -257,11 +252,15 @@ def plain_end(command: Settle) -> Done | None:
 
 
 class Progress(_Command, frozen=True, gc=False, tag="progress"):
+    """Progress of a running job. The notes are written in the same transaction or not at all: a lost claim or
+    a `NoteConflict` writes nothing."""
+
     id: str
     fence: int
     done: int | None = None
     total: int | None = None
     cursor: bytes | None = None
+    notes: tuple[Note, ...] = ()
 
     def __post_init__(self) -> None:
         checks.text("id", self.id)
@@ -270,6 +269,8 @@ class Progress(_Command, frozen=True, gc=False, tag="progress"):
         checks.optional_whole("total", self.total, most=2**62)
         if self.cursor is not None:
             checks.data("cursor", self.cursor, checks.MAX_NOTE)
+        if self.notes:
+            force_setattr(self, "notes", _fenced_notes(self.notes))
 
 
 class Selector(_Command, frozen=True, kw_only=True, gc=False):

@@ -467,6 +467,8 @@ def progress(tables: Tables, command: commands.Progress, now: int) -> Result:
     job = tables.held(command.id, command.fence)
     if job is None:
         raise LostClaim(id=command.id, fence=command.fence)
+    for each in command.notes:
+        put_note(tables, each, now)
     given = {"progress_done": command.done, "progress_total": command.total, "cursor": command.cursor}
     tables.put(replace(job, **{field: value for field, value in given.items() if value is not None}))
     return commands.Progressed(job.cancel_requested)

@@ -19,6 +19,7 @@ from towpath.core.checks import SECOND
 from towpath.core.commands import Command, Result, Settle
 from towpath.core.job import ClaimedJob, Job, Reason, SnoozeOutcome
 from towpath.core.retry import unknown_kind
+from towpath.core.steps import SAGA, decode_saga
 from towpath.errors import ActionRefused, NodeError, TimedOut, TowpathError
 from towpath.flows.actions import Action, Answer, TaskCall
 from towpath.flows.coordinator import Settlement, advance, take_locks
@@ -33,6 +34,7 @@ from towpath.flows.kinds import (
     decode_locks,
     decode_stored_step,
 )
+from towpath.flows.saga import end_saga
 from towpath.flows.step import (
     WAIT,
     Again,
@@ -131,6 +133,7 @@ class FlowRuns:
         self._kinds: dict[str, Callable[[ClaimedJob, TaskSource], Attempt | Settle]] = {
             ADVANCE: self._advance,
             LOCKS: self._locks,
+            SAGA: self._saga,
             STEP: self._step,
             UNDO: self._step,
             CHECK: self._step,
@@ -153,6 +156,9 @@ class FlowRuns:
     def _locks(self, claim: ClaimedJob, tasks: TaskSource) -> Attempt:
         job = decode_locks(claim.job.payload)
         return self._settling(claim, partial(take_locks, self._door, job.plan, job.locks))
+
+    def _saga(self, claim: ClaimedJob, tasks: TaskSource) -> Attempt:
+        return self._settling(claim, partial(end_saga, self._door, decode_saga(claim.job.payload)))
 
     def _settling(self, claim: ClaimedJob, decide: Callable[[], Settlement]) -> Attempt:
         def handler() -> None:

@@ -187,9 +187,9 @@ class Engine:
         """The same for a coroutine."""
         return (self._components or self._open()).committer.acall(command)
 
-    def call_all(self, commands: Sequence[Command]) -> list[Result]:
+    def call_all(self, commands: Sequence[Command], retried: bool = False) -> list[Result]:
         """Commit several commands in this order and in one batch; return their results. The first refusal is
-        raised, after all were applied."""
+        raised, after all were applied. `retried`: while the ledger is unavailable, wait until it is back."""
         replies: list[Reply] = []
         answered = threading.Event()
 
@@ -197,14 +197,15 @@ class Engine:
             replies.extend(found)
             answered.set()
 
-        self.components.committer.post(commands, receive, retried=False)
+        self.components.committer.post(commands, receive, retried)
         answered.wait()
         return [self.components.committer.answer(reply) for reply in replies]
 
-    async def acall_all(self, commands: Sequence[Command]) -> list[Result]:
-        return [self.components.committer.answer(reply) for reply in await self.aapply(commands)]
+    async def acall_all(self, commands: Sequence[Command], retried: bool = False) -> list[Result]:
+        replies = await self.aapply(commands, retried)
+        return [self.components.committer.answer(reply) for reply in replies]
 
-    async def aapply(self, commands: Sequence[Command]) -> Sequence[Reply]:
+    async def aapply(self, commands: Sequence[Command], retried: bool = False) -> Sequence[Reply]:
         """Commit several commands in this order and in one batch; return the results and errors."""
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Sequence[Reply]] = loop.create_future()
@@ -212,7 +213,7 @@ class Engine:
         def receive(replies: Sequence[Reply]) -> None:
             resolve_futures(loop, [(answered, replies)])
 
-        self.components.committer.post(commands, receive, retried=False)
+        self.components.committer.post(commands, receive, retried)
         return await answered
 
     @property

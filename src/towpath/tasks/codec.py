@@ -12,6 +12,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
+from types import SimpleNamespace
 from typing import Any, Protocol, Union, get_args
 
 import msgspec
@@ -101,15 +102,68 @@ def decode_plain(data: bytes | None) -> Any:
     return None if data is None else decode(data)
 
 
-class Codec:
+class ResultCodec:
+    """The results of one function, by their annotated type. Safe from any thread."""
+
+    def __init__(self, name: str, hint: Any, what: str) -> None:
+        self.name = name
+        self._what = what
+        self._result = self._decoder_of(hint, "return")
+
+    def _decoder_of(self, hint: Any, parameter: str) -> msgspec.json.Decoder[Any]:
+        try:
+            return _any_decoder if hint is Any else msgspec.json.Decoder(hint, dec_hook=_from_plain)
+        except (TypeError, RecursionError) as error:
+            where = "the result" if parameter == "return" else f"parameter {parameter}"
+            message = f"{where} of {self._what} has the type {shortened(hint)}, without a JSON form: {error}"
+            raise InvalidInput(
+                field=f"{self.name}({parameter})",
+                value=hint,
+                expected="a type with a JSON form",
+                message=message,
+            ) from error
+
+    def encode_result(self, value: Any) -> bytes | None:
+        """None is stored as nothing. Raises InvalidInput."""
+        if value is None:
+            return None
+        try:
+            content = _encoder.encode(value)
+            if content.count(b"[") + content.count(b"{") > MAYBE_DEEP:
+                decode(content)
+        except Exception as error:
+            expected = f"a result that can be stored as JSON: {_where(error)[0]}"
+            raise InvalidInput(field=f"what {self.name} returned", value=value, expected=expected) from error
+        checks.finite(f"{self.name}()", value, content, to_plain)
+        return content
+
+    def decode_result(self, data: bytes | None) -> Any:
+        """Decode a result. Raises InvalidInput if it does not fit the annotation."""
+        try:
+            return self._result.decode(b"null" if data is None else data)
+        except UNREADABLE as error:
+            expected = f"a value that fits its return annotation: {_where(error)[0]}"
+            raise InvalidInput(field=f"the result of {self.name}", value=data, expected=expected) from error
+
+
+def result_codec(function: Callable[..., Any], name: str, what: str) -> ResultCodec:
+    """The codec of the results of a function. Only its return annotation is looked up."""
+    found = inspect.unwrap(function)
+    annotations = getattr(found, "__annotations__", {})
+    only: Any = SimpleNamespace(__annotations__={"return": annotations.get("return", Any)})
+    only.__globals__ = getattr(found, "__globals__", {})
+    return ResultCodec(name, hints_of(only, what)["return"], what)
+
+
+class Codec(ResultCodec):
     """The types of one function. Made once per task; safe from any thread."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
-        self.name = name
         declared = inspect.signature(function).parameters
         self.parameters = {each: found for each, found in declared.items() if found.default is not provided}
         self._provided = declared.keys() - self.parameters.keys()
         hints = hints_of(function, f"task {name}")
+        super().__init__(name, hints.get("return", Any), f"task {name}")
         kinds = {each.kind for each in self.parameters.values()}
         self._rest = _only(self.parameters, Parameter.VAR_POSITIONAL)
         self._more = _only(self.parameters, Parameter.VAR_KEYWORD)
@@ -122,7 +176,6 @@ class Codec:
         self._decode: Callable[[bytes], msgspec.Struct] = msgspec.json.Decoder(
             self._struct(hints), dec_hook=_from_plain
         ).decode
-        self._result = self._decoder_of(hints.get("return", Any), "return")
 
     def _struct(self, hints: Mapping[str, Any]) -> type[msgspec.Struct]:
         fields: list[Any] = [("towpath__after", Any, UNSET)]
@@ -137,21 +190,6 @@ class Codec:
             fields.append((each.name, hint) if _is_required(each) else (each.name, optional, UNSET))
         names = {"towpath__after": AFTER}
         return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True, rename=names)
-
-    def _decoder_of(self, hint: Any, parameter: str) -> msgspec.json.Decoder[Any]:
-        try:
-            return msgspec.json.Decoder(hint, dec_hook=_from_plain)
-        except (TypeError, RecursionError) as error:
-            where = "the result" if parameter == "return" else f"parameter {parameter}"
-            message = (
-                f"{where} of task {self.name} has the type {shortened(hint)}, without a JSON form: {error}"
-            )
-            raise InvalidInput(
-                field=f"{self.name}({parameter})",
-                value=hint,
-                expected="a type with a JSON form",
-                message=message,
-            ) from error
 
     # At enqueue
 
@@ -258,30 +296,6 @@ class Codec:
             if self._all_required
             else {name: value for name, value in values.items() if value is not UNSET}
         )
-
-    # Results
-
-    def encode_result(self, value: Any) -> bytes | None:
-        """None is stored as nothing. Raises InvalidInput."""
-        if value is None:
-            return None
-        try:
-            content = _encoder.encode(value)
-            if content.count(b"[") + content.count(b"{") > MAYBE_DEEP:
-                decode(content)
-        except Exception as error:
-            expected = f"a result that can be stored as JSON: {_where(error)[0]}"
-            raise InvalidInput(field=f"what {self.name} returned", value=value, expected=expected) from error
-        checks.finite(f"{self.name}()", value, content, to_plain)
-        return content
-
-    def decode_result(self, data: bytes | None) -> Any:
-        """Decode a result. Raises InvalidInput if it does not fit the annotation."""
-        try:
-            return self._result.decode(b"null" if data is None else data)
-        except UNREADABLE as error:
-            expected = f"a value that fits its return annotation: {_where(error)[0]}"
-            raise InvalidInput(field=f"the result of {self.name}", value=data, expected=expected) from error
 
     # Texts of errors
 

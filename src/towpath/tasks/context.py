@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import Token
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from towpath.core.commands import Note, Progress, Progressed
 from towpath.core.job import STATE_TTL, ClaimedJob, Job, Reason, Spec, state_key
@@ -28,6 +28,9 @@ from towpath.tasks.mistakes import no_call
 from towpath.tasks.new_jobs import running
 from towpath.tasks.outcomes import StopRequested
 from towpath.tasks.task import Call, R, Registry, Task
+
+if TYPE_CHECKING:
+    from towpath.tasks.steps import Steps
 
 V = TypeVar("V")
 Extras = tuple[tuple[Spec, ...], tuple[Note, ...], Callable[[Any], object] | None]
@@ -128,8 +131,10 @@ class Running(Stoppable):
         "_token",
         "at",
         "engine",
+        "in_child",
         "record",
         "settlement",
+        "steps",
         "task",
     )
 
@@ -149,6 +154,7 @@ class Running(Stoppable):
         self.engine = registry.engine
         self._poster = poster
         """Receives the progress instead of the committer, in the process of a task with `process=True`."""
+        self.in_child = poster is not None
         self._cursor = claim.job.cursor
         # Most handlers have neither, and every list that lives until the next commit is one more for the
         # garbage collector.
@@ -158,6 +164,8 @@ class Running(Stoppable):
         """Of a built-in kind: jobs and notes for the transaction that settles this job as done. If a note has
         another version than expected, nothing is written and the attempt fails."""
         self._state: Document | None = None
+        self.steps: Steps | None = None
+        """The durable steps of this attempt, from its first `towpath.step` on."""
         self._span = span
         self.at: tuple[int, int | None] | None = None
         """The last progress: done, and the total if it is known."""
@@ -271,6 +279,8 @@ class Running(Stoppable):
     def outcome_extras(self) -> Extras | None:
         """The children, notes and function of the handler; None if there are none."""
         specs, written = self.settlement
+        if self.steps is not None:
+            written = (*written, *self.steps.deletions())
         more = self._spawn or self._functions or specs or written
         if not (more or self._state is not None or self.record.fence > 1):
             return None

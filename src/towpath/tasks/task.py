@@ -35,7 +35,7 @@ from towpath.core.job import (
 from towpath.core.limits import Bounds
 from towpath.core.retry import DEPLOY_WINDOW, Chance, misfit, refused_again
 from towpath.core.schedule import Schedule
-from towpath.errors import InvalidInput, shortened
+from towpath.errors import InvalidInput, StepsChanged, shortened
 from towpath.observe.tracing import inject
 from towpath.runtime.engine import Engine, same_as
 from towpath.runtime.worker.options import Mode
@@ -473,7 +473,7 @@ def outcome_of(
         return misfit(_clean(str(error)), job.error, registry.deploy_window, registry.engine.clock.now())
     if isinstance(error, outcomes.Cancel):
         return Stop(error=_clean(str(error)))
-    if isinstance(error, outcomes.Fail):
+    if isinstance(error, outcomes.Fail | StepsChanged):
         return FailOutcome(error=_clean(str(error)) if error.__cause__ is None else failure_text(error))
     if isinstance(error, outcomes.Retry) and error.after is not None:
         return RetryOutcome(micros(error.after), error=failure_text(error))

@@ -211,10 +211,11 @@ class LedgerMachine(_Played):
     @rule(
         data=st.data(),
         fields=_optional(done=st.integers(0, 9), total=st.integers(0, 9), cursor=st.binary(max_size=2)),
+        notes=st.lists(_notes, max_size=2),
     )
-    def progress(self, data: st.DataObject, fields: dict[str, Any]) -> None:
+    def progress(self, data: st.DataObject, fields: dict[str, Any], notes: list[Note]) -> None:
         id, fence = data.draw(st.sampled_from(self.held))
-        self.play(Progress(id, fence, **fields))
+        self.play(Progress(id, fence, notes=tuple(notes), **fields))
 
     @rule(
         where=_selectors,

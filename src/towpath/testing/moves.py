@@ -387,7 +387,8 @@ class Moves(Draws):
     def progress(self) -> Progress:
         id, fence = self.chance.choice(self.held) if self.held else (self._id(), 1)
         values = [self.chance.choice((None, 1, 7)) for _ in range(2)]
-        return Progress(id, fence, values[0], values[1], self.chance.choice((None, b"cursor")))
+        notes = tuple(self.note(token=False) for _ in range(self.chance.randint(1, 2) * self._maybe(0.2)))
+        return Progress(id, fence, values[0], values[1], self.chance.choice((None, b"cursor")), notes)
 
     def _bulk(self, kind: str) -> dict[str, Any]:
         limit = self.chance.choice((1, 2, 5, 100, 10_000))

@@ -32,7 +32,7 @@ from towpath.ledger.remote.messages import (
 from towpath.testing.clock import START
 from towpath.testing.moves import Moves
 
-FINGERPRINTS = {1: "6ceac2559c0345a2"}
+FINGERPRINTS = {1: "5642ab0ac7b27839"}
 """Format -> fingerprint of the types in requests and responses."""
 PARSERS: tuple[Callable[[bytes], object], ...] = (
     messages.apply_request,

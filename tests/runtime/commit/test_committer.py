@@ -9,7 +9,19 @@ import pytest
 
 from tests.support.gated import Gated, append, call_in_thread, until_waiting
 from tests.support.waiting import until
-from towpath.core.commands import Appended, Claim, Claimed, Command, Renew, Settle, Settled, Want
+from towpath.core.commands import (
+    Appended,
+    Claim,
+    Claimed,
+    Command,
+    Note,
+    Progress,
+    Progressed,
+    Renew,
+    Settle,
+    Settled,
+    Want,
+)
 from towpath.core.job import Done
 from towpath.errors import LedgerBusy, LedgerClosed, LostClaim, TowpathError, UnknownDependency
 from towpath.ledger import Answer
@@ -100,6 +112,29 @@ def test_settles_come_first_and_the_demand_last(ledger: Gated, committer: Commit
     assert isinstance(taken, Claimed)
     assert [claim.id for claim in taken.claims] == ["first", "b"]
     assert [type(command).__name__ for command in ledger.batches[-1]] == ["Settle", "Append", "Claim"]
+
+
+def test_progress_with_notes_is_never_replaced(ledger: Gated, committer: Committer) -> None:
+    """Of three plain ones only the last is applied. Each with notes is, before the settle, and answered."""
+    committer.call(append("a"))
+    claimed = committer.call(Claim(owner="me", wants=(Want("q"),), lease=LEASE))
+    assert isinstance(claimed, Claimed)
+    fence = claimed.claims[0].fence
+    ledger.hold()
+    first, _ = call_in_thread(committer, append("first"))
+    assert ledger.inside.wait(20)
+    replies: SimpleQueue[Reply] = SimpleQueue()
+    for n in range(3):
+        committer.post_progress(Progress("a", fence, done=n), lambda reply: None)
+        noted = Progress("a", fence, notes=(Note(key=f"k{n}", value=b"1"),))
+        committer.post_progress(noted, replies.put)
+    committer.post([Settle("a", fence, Done())], one_into(replies))
+    ledger.let_go()
+    first.join(20)
+    assert [type(replies.get(timeout=20)) for _ in range(4)] == [Progressed] * 3 + [Settled]
+    assert [ledger.note(f"k{n}") is not None for n in range(3)] == [True] * 3
+    sent = [each for each in ledger.batches[-1] if isinstance(each, Progress) and not each.notes]
+    assert [each.done for each in sent] == [2]
 
 
 def test_a_new_demand_is_served_without_other_work(ledger: Gated, committer: Committer) -> None:

@@ -24,10 +24,11 @@ from towpath.core.job import READY, RUNNING, SCHEDULED, SUSPECT, ClaimedJob, Job
 from towpath.core.lanes import narrowed
 from towpath.core.lifecycle import take, woken
 from towpath.core.limits import PartTurn, Pick, passed_over, permits, share, spend
+from towpath.core.views import plan_notes
 from towpath.errors import LostClaim
 from towpath.ledger.memory.rows import PartRecord, QueueRecord, ReadyJobs
 from towpath.ledger.memory.settle import expire
-from towpath.ledger.memory.store import MemoryStore
+from towpath.ledger.memory.store import MemoryStore, write_notes
 
 NONE = Reason.NONE
 
@@ -269,6 +270,8 @@ def progress(store: MemoryStore, command: Progress, now: int) -> Progressed:
     job = store.find(command.id)
     if job is None or job.state is not RUNNING or job.fence != command.fence:
         raise LostClaim(id=command.id, fence=command.fence)
+    if command.notes:
+        write_notes(store, plan_notes(store.notes, command.notes, store.next_version, now))
     new = replace(
         job,
         progress_done=job.progress_done if command.done is None else command.done,

@@ -102,6 +102,8 @@ def survey(commands: Iterable[Command]) -> Survey:
             case Settle():
                 found.calls_user = found.calls_user or command.within is not None
                 relations = relations or bool(command.notes) or _relates(command.spawn)
+            case Progress():
+                relations = relations or bool(command.notes)
             case Append():
                 found.queues.update([spec.queue for spec in command.specs])
                 relations = relations or _relates(command.specs)

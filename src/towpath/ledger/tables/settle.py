@@ -295,8 +295,11 @@ def progress(tx: Transaction, command: Progress) -> Progressed | Refused:
     if row is None:
         return LostClaim(id=command.id, fence=command.fence)
     seq, asked = row
+    if command.notes:
+        settings.write(tx, settings.decide(tx, command.notes))
     tx.wrote = True
-    tx.db.run("progress", (command.done, command.total, seq))
+    if command.done is not None or command.total is not None:
+        tx.db.run("progress", (command.done, command.total, seq))
     if command.cursor is not None:
         tx.db.put_bodies([(seq, CURSOR, command.cursor)])
     return Progressed(None if asked is None else Reason(asked))

@@ -236,9 +236,12 @@ class Committer:
 
     def post_progress(self, progress: Progress, call: Callable[[Reply], None]) -> None:
         """Add the progress of a running job; never blocks. Newer progress of the same job replaces it until
-        it is committed."""
+        it is committed, unless it has notes."""
         self.refuse_nested()
         with self._lock:
+            if progress.notes:
+                self._add(PendingPost((progress,), lambda replies: call(replies[0])), bounded=False)
+                return
             if self._closing and not self._leads():
                 raise LedgerClosed(path="the engine")
             self._queue.progress.add(progress, call)

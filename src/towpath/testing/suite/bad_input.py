@@ -116,6 +116,11 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "negative progress": (lambda: Progress("a", 1, done=-1), "done"),
     "NaN progress": (lambda: Progress("a", 1, total=NAN), "total"),  # type: ignore[arg-type]
     "long cursor": (lambda: Progress("a", 1, cursor=bytes(256 * 1024 + 1)), "cursor"),
+    "progress with a word as note": (lambda: Progress("a", 1, notes=("k",)), "notes"),  # type: ignore[arg-type]
+    "progress with gates": (
+        lambda: Progress("a", 1, notes=(Note(key="k", value=b"", gates=(SetQueue(queue="q"),)),)),
+        "notes",
+    ),
     "empty selector": (Selector, "selector"),
     "unknown state in a selector": (lambda: Selector(states=("lost",)), "state"),  # type: ignore[arg-type]
     "bad id in a selector": (lambda: Selector(ids=("\0",)), "ids"),

@@ -356,6 +356,46 @@ class RenewSuite(Suite):
         harness.done(claim)
         harness.refusal(LostClaim, Progress("a", claim.fence, done=1))
 
+    def test_notes_of_a_progress_are_written_with_it(self, harness: Harness) -> None:
+        harness.started("a")
+        notes = (Note(key="k", value=b"1"), Note(key="k", value=b"2", expect=1), Note(key="l", value=b"3"))
+        assert harness.do(Progressed, Progress("a", 1, done=4, notes=notes)) == Progressed()
+        found = [harness.ledger.note(key, harness.now) for key in ("k", "l")]
+        assert [note and (note.value, note.version) for note in found] == [(b"2", 2), (b"3", 3)]
+        assert harness.job("a").progress_done == 4
+        harness.do(Progressed, Progress("a", 1, notes=(Note(key="k", value=None),)))
+        assert harness.ledger.note("k", harness.now) is None
+
+    def test_a_lost_claim_writes_no_notes(self, harness: Harness) -> None:
+        claim = harness.started("a")
+        notes = (Note(key="k", value=b"1"),)
+        harness.refusal(LostClaim, Progress("a", claim.fence + 1, done=4, notes=notes))
+        harness.settle(claim, RetryOutcome())
+        harness.refusal(LostClaim, Progress("a", claim.fence, done=4, notes=notes))
+        assert harness.ledger.note("k", harness.now) is None
+        assert harness.job("a").progress_done is None
+
+    def test_a_refused_note_refuses_the_whole_progress(self, harness: Harness) -> None:
+        harness.started("a")
+        notes = (Note(key="k", value=b"1"), Note(key="l", value=b"1", expect=5))
+        with harness.unchanged():
+            error = harness.refusal(NoteConflict, Progress("a", 1, 4, cursor=b"c", notes=notes))
+        assert error.details == {"key": "l", "version": 0, "expect": 5}
+        assert harness.ledger.note("k", harness.now) is None
+
+    def test_notes_of_a_progress_between_settles(self, harness: Harness) -> None:
+        """In one batch with the settles and the claim of a worker."""
+        harness.append(spec("a"), spec("b"), spec("c"))
+        one, two = harness.claim(n=2)
+        noted = Progress(two.id, two.fence, notes=(Note(key="k", value=b"1"),))
+        late = Progress(one.id, one.fence, notes=(Note(key="l", value=b"1"),))
+        answers = harness.ask(
+            Settle(one.id, one.fence, Done()), noted, late, Settle(two.id, two.fence, Done())
+        )
+        assert [type(answer) for answer in answers] == [Settled, Progressed, LostClaim, Settled]
+        assert harness.ledger.note("k", harness.now) is not None
+        assert harness.ledger.note("l", harness.now) is None
+
     def test_claims_of_others_are_untouched(self, harness: Harness) -> None:
         harness.append(spec("a"), spec("b"))
         claims = harness.claim(n=2)
