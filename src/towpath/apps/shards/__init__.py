@@ -1,1 +1,1 @@
-"""Tables that are split into shards over several PostgreSQL servers: `towpath shards`. See `docs/shards.md`."""
+"""Tables split into shards over several PostgreSQL servers: `towpath shards`. See `docs/shards.md`."""

@@ -14,7 +14,7 @@ import msgspec
 from towpath import Ledger
 from towpath.apps.shards import names
 from towpath.clock import Clock
-from towpath.commands import Note, Noted
+from towpath.commands import Note, Noted, NoteQuery
 from towpath.errors import InvalidInput, Refused, TowpathError
 
 TableState = Literal["creating", "ready", "dropping"]
@@ -126,8 +126,6 @@ class Catalogue:
 
     def all(self) -> Iterator[TableRecord]:
         """All records, by name."""
-        from towpath.commands import NoteQuery
-
         page: str | None = None
         while True:
             answer = self._ledger.notes(NoteQuery(prefix=names.note(""), page=page), self._clock.now())

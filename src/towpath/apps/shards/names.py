@@ -112,7 +112,9 @@ def _short(name: str) -> str:
     return f"{name[: MAX_IDENTIFIER - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-_SHARD_OF = re.compile(r"(?P<table>[a-z_][a-z0-9_]*?)_s(?P<shard>\d+)(?:_g(?P<generation>\d+)_(?:route|old))?")
+_SHARD_OF = re.compile(
+    r"(?P<table>[a-z_][a-z0-9_]*?)_s(?P<shard>\d+)(?:_g(?P<generation>\d+)_(?:route|old))?"
+)
 
 
 def shard_of(relation: str) -> tuple[str, int, int | None] | None:

@@ -103,9 +103,7 @@ class _Work:
     """The placement while it is changed. `_on` has the shards on each node, `_new` the copies that no node
     has yet, which can be placed elsewhere at no cost."""
 
-    def __init__(
-        self, placement: Placement, nodes: Sequence[str], rf: int, draining: frozenset[str]
-    ) -> None:
+    def __init__(self, placement: Placement, nodes: Sequence[str], rf: int, draining: frozenset[str]) -> None:
         check_counts(max(len(placement), 1), min(rf, len(nodes)), nodes)
         self._old, self._nodes, self._rf, self._draining = placement, nodes, rf, draining
         self._on: dict[str, set[int]] = {node: set() for node in nodes}
@@ -156,9 +154,7 @@ class _Work:
             for number, places in enumerate(self._places)
         )
         short = [n for n, places in enumerate(self._places) if len(places) < self._rf]
-        return Planned(
-            placement, tuple(sorted(self._lost)), tuple(n for n in short if n not in self._lost)
-        )
+        return Planned(placement, tuple(sorted(self._lost)), tuple(n for n in short if n not in self._lost))
 
     def _cost(self, shard: int, node: str) -> tuple[bool, bool, int]:
         """A copy that does not exist yet costs nothing; a replica costs less than a primary."""
