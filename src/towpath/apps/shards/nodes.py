@@ -67,7 +67,11 @@ class Nodes:
         import psycopg
 
         settings = " ".join(f"-c {name}={value}" for name, value in {"search_path": "", **options}.items())
-        given = {"application_name": "towpath shards", **self.parameters(node), "options": settings}
+        given: dict[str, Any] = {
+            "application_name": "towpath shards",
+            **self.parameters(node),
+            "options": settings,
+        }
         try:
             connection = psycopg.connect(**given, autocommit=autocommit)
         except psycopg.OperationalError as error:

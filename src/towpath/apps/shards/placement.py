@@ -1,5 +1,5 @@
-"""The placement planner: which nodes have the copies of each shard. Pure and deterministic: the same arguments
-give the same placement, and no argument is changed.
+"""The placement planner: which nodes have the copies of each shard. Pure and deterministic: the same
+arguments give the same placement, and no argument is changed.
 
 A placement is a tuple with the nodes of each shard, the primary first. In the placements returned here no
 shard has two copies on one node, and the numbers of copies on the nodes differ by at most one."""

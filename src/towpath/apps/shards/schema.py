@@ -61,8 +61,8 @@ def create_shard(record: TableRecord, shard: int) -> Composed:
 
 
 def create_foreign(record: TableRecord, name: str, shard: int, primary: str) -> Composed:
-    """A foreign table with this name for the shard table on a node: a route, or a forwarder. Without defaults,
-    which the logical table adds."""
+    """A foreign table with this name for the shard table on a node: a route, or a forwarder. It has no
+    defaults: the logical table adds them."""
     return SQL("CREATE FOREIGN TABLE {} ({}) SERVER {} OPTIONS (schema_name {}, table_name {})").format(
         relation(name),
         columns(record, defaults=False),
@@ -160,7 +160,7 @@ def ensure_schema(connection: Connection[Any]) -> None:
         connection.execute(
             SQL(
                 "CREATE OR REPLACE FUNCTION {}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-                " RAISE EXCEPTION 'this copy of the shard is not the primary: %%', TG_TABLE_NAME"
+                " RAISE EXCEPTION 'this copy of the shard is not the primary: %', TG_TABLE_NAME"
                 " USING ERRCODE = 'read_only_sql_transaction'; END $$"
             ).format(relation(names.GUARD))
         )
@@ -197,12 +197,10 @@ def ensure_servers(connection: Connection[Any], nodes: Nodes, peers: Iterable[st
             " WHERE srvname = %s AND usename = current_user",
             server,
         )
-        mapping = SQL("USER MAPPING FOR CURRENT_USER SERVER {}").format(name)
+        mapping = SQL("{} USER MAPPING {} FOR CURRENT_USER SERVER {}")
         if found is None:
-            connection.execute(
-                SQL("CREATE USER MAPPING IF NOT EXISTS FOR CURRENT_USER SERVER {}").format(name)
-            )
-        _set_options(connection, SQL("ALTER {}").format(mapping), found or {}, user)
+            connection.execute(mapping.format(SQL("CREATE"), SQL("IF NOT EXISTS"), name))
+        _set_options(connection, mapping.format(SQL("ALTER"), SQL(""), name), found or {}, user)
 
 
 def drop_unused_servers(connection: Connection[Any]) -> None:
