@@ -14,10 +14,10 @@ from towpath.apps.shards import names
 from towpath.apps.shards.catalogue import Pending, Shard
 from towpath.apps.shards.columns import described
 from towpath.apps.shards.inventory import facts
-from towpath.apps.shards.nodes import NodeAway, Nodes
+from towpath.apps.shards.nodes import Nodes
 from towpath.apps.shards.preflight import preflight, preflight_create
 from towpath.apps.shards.status import node_status, rf_status, status
-from towpath.errors import InvalidInput
+from towpath.errors import InvalidInput, NodeAway
 from towpath.testing.postgres import Server
 
 
@@ -69,7 +69,7 @@ def test_all_reasons_are_reported_at_once(fleet: Fleet, postgres: Server) -> Non
     assert "poor: the role needs REPLICATION" in text
     assert "poor: the role has no CREATE on the database" in text
     assert "poor, same: the same PostgreSQL server" in text
-    assert "node gone cannot be reached" in text
+    assert "node gone: cannot be reached" in text
     with pytest.raises(NodeAway):
         with Nodes(addresses).connect("gone"):
             pass
@@ -173,7 +173,7 @@ def test_the_status_shows_copies_sizes_and_lost_nodes(fleet: Fleet, shard_server
         nodes = {each.node: each for each in node_status(fleet.nodes)}
         assert not nodes[lost].reachable
         assert nodes[lost].reasons
-        assert [f"node {lost} cannot be reached" in why for why in fleet.audit()] == [True]
+        assert [f"node {lost}: cannot be reached" in why for why in fleet.audit()] == [True]
         with pytest.raises(psycopg.OperationalError):
             fleet.query(record.shards[1].primary, "SELECT count(*) FROM items")
     assert fleet.query(record.shards[1].primary, "SELECT count(*) FROM items") == [(300,)]

@@ -12,7 +12,8 @@ from psycopg import Connection, Error
 
 from towpath.apps.shards import names
 from towpath.apps.shards.catalogue import TableRecord
-from towpath.apps.shards.nodes import NodeAway, Nodes
+from towpath.apps.shards.nodes import Nodes
+from towpath.errors import NodeAway
 
 MAX_THREADS = 16
 """Nodes read at the same time."""

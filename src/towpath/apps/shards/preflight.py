@@ -16,8 +16,8 @@ from towpath.apps.shards.inventory import (
     logical_name,
     of_nodes,
 )
-from towpath.apps.shards.nodes import NodeAway, Nodes
-from towpath.errors import TowpathError
+from towpath.apps.shards.nodes import Nodes
+from towpath.errors import NodeAway, TowpathError
 
 MIN_VERSION = 160_000
 """PostgreSQL 16: `origin = none` of subscriptions."""
