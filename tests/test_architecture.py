@@ -32,7 +32,7 @@ ROOMS: Sequence[tuple[str, str]] = (
     ("observe runtime", f"core ledger fleet {_BASE}"),
     ("tasks", f"core ledger fleet runtime observe {_BASE}"),
     ("queues operations", f"core ledger fleet ledger.tables runtime tasks queues settings observe {_BASE}"),
-    ("fleet flows", "core ledger errors"),
+    ("fleet flows", "core ledger errors escapes"),
     ("app towpath", f"core ledger runtime tasks queues operations flows settings commands app {_BASE}"),
     ("http", f"app queues flows core ledger ledger.remote runtime tasks observe {_BASE}"),
     ("apps contrib", "towpath commands clock flows errors escapes"),
@@ -124,9 +124,10 @@ MAY_BE_WIDE: Mapping[str, int] = {
 }
 """Classes with more public methods: the one door for users, and the methods of the ledger protocol."""
 MOST_PARAMETERS = 7
-MOST_FILES = 240
+MOST_FILES = 248
 """Of the package without testing/ and contrib/: 150 after the files were put in order, 12 for what came later
-(hooks, job log, discovery, mistakes, history, completion, debug, receipts), the others for HTTP."""
+(hooks, job log, discovery, mistakes, history, completion, debug, receipts), 78 for HTTP, the others
+for plans."""
 MOST_FILES_AT_THE_TOP = 10
 MOST_ROWS = 16
 

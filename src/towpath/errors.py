@@ -2,6 +2,7 @@
 
     TowpathError
     ├── InvalidInput            a value that can never be right: raised at the boundary, nothing is written
+    │   └── InvalidPlan         a plan that could not run or could not be undone, with all reasons
     ├── Refused                 a business error: `apply` returns it as the command's result
     │   ├── LostClaim           the fence is old: another owner holds or finished the job
     │   │   └── AlreadySettled  the same delivery of a message was acknowledged or returned before
@@ -60,9 +61,13 @@ An error is made from named details; the message is its class's sentence filled 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
 
 from towpath.escapes import escape
+
+MAX_SHOWN: Final = 20
+"""Reasons of an invalid plan that its message shows."""
 
 
 class TowpathError(Exception):
@@ -119,6 +124,30 @@ class InvalidInput(TowpathError, ValueError):
         if "message" in details:
             details["message"] = f"{field}: {details['message']}"
         return InvalidInput(**details)
+
+
+class InvalidPlan(InvalidInput):
+    """`plan` is the name of the plan, `reasons` are all reasons why it is refused."""
+
+    def __init__(self, *, plan: str, reasons: Sequence[str]) -> None:
+        self.plan, self.reasons = plan, tuple(reasons)
+        super().__init__(field="plan", value=plan, expected="a valid plan", message="")
+        self.details = {"plan": plan, "reasons": list(reasons)}
+
+    def _text(self) -> str:
+        lines = [escape(reason) for reason in self.reasons[:MAX_SHOWN]]
+        if more := len(self.reasons) - len(lines):
+            lines.append(f"and {more} more")
+        head = f"plan {escape(self.plan)} is not valid:"
+        return f"{head} {lines[0]}" if len(lines) == 1 else "\n- ".join([head, *lines])
+
+    def renamed(self, field: str) -> InvalidInput:
+        return InvalidInput(
+            field=field,
+            value=self.value,
+            expected=self.expected,
+            message=f"{field}: {'; '.join(self.reasons)}",
+        )
 
 
 class Described(str):

@@ -1,0 +1,1 @@
+"""Shapes of work on the ledger: plans."""
