@@ -64,7 +64,8 @@ def create_copy(cluster: Cluster, work: Work) -> None:
     with session(cluster, work) as target:
         if _created(target, work):
             return
-        oid = schema.parent_oid(target.connection, record)
+        with target.bounded():
+            oid = schema.parent_oid(target.connection, record)
         if oid is None:
             raise Fail(f"node {work.node} has no table {record.schema}.{record.table}")
         with target.transaction(lock_timeout=LOCK_TIMEOUT):

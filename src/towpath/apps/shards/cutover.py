@@ -69,7 +69,7 @@ def _switch(cluster: Cluster, record: TableRecord, work: Work, source: Session) 
     ready = replication.position(source)
     replication.await_position(source, slots, ready, CATCH_UP)
     with source.transaction(idle_in_transaction_session_timeout=IDLE, lock_timeout=PIVOT_LOCK):
-        schema.ensure_servers(source.connection, cluster.nodes, [work.peer])
+        ensure_server(cluster, source, work.peer)
         begun = time.monotonic()
         lock_logical(source, record)
         source.run(compose("LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE", table=table))
@@ -81,6 +81,12 @@ def _switch(cluster: Cluster, record: TableRecord, work: Work, source: Session) 
         source.run(schema.create_route(record, work.shard, work.peer, work.generation))
         source.run(schema.attach(record, route, work.shard))
     return {"pause": round(time.monotonic() - begun, 4), "caught_up": round(waited, 4), "position": last}
+
+
+def ensure_server(cluster: Cluster, node: Session, peer: str) -> None:
+    """The foreign server for a peer, in the transaction of the caller that creates a route to it."""
+    with node.bounded():
+        schema.ensure_servers(node.connection, cluster.nodes, [peer])
 
 
 def lock_logical(node: Session, record: TableRecord) -> None:
@@ -144,7 +150,7 @@ def reroute(cluster: Cluster, work: Work) -> dict[str, Any]:
         if attached(node, route):
             return {}
         with node.transaction(lock_timeout=LOCK_TIMEOUT):
-            schema.ensure_servers(node.connection, cluster.nodes, [work.peer])
+            ensure_server(cluster, node, work.peer)
             begun = time.monotonic()
             lock_logical(node, record)
             drop_routes(node, record, work.shard)

@@ -55,7 +55,7 @@ class Session:
 
     @property
     def connection(self) -> Connection[Any]:
-        """For functions that build and run statements of their own; without a limit on this side."""
+        """For functions that run statements of their own; to be used in a block of `bounded`."""
         return self._connection
 
     @property
@@ -96,13 +96,20 @@ class Session:
     def _bounded(
         self, statement: str | sql.Composable, params: Sequence[object], limit: float
     ) -> list[tuple[Any, ...]]:
+        with self.bounded(limit):
+            query = statement.encode() if isinstance(statement, str) else statement
+            cursor = self._connection.execute(query, params or None)
+            return cursor.fetchall() if cursor.description else []
+
+    @contextmanager
+    def bounded(self, limit: float = LIMIT) -> Iterator[None]:
+        """End the connection if the block takes longer than the limit and a margin. Raises `NodeAway` if the
+        connection is lost in the block."""
         timer = threading.Timer(limit + MARGIN, self._cut)
         timer.daemon = True
         timer.start()
         try:
-            query = statement.encode() if isinstance(statement, str) else statement
-            cursor = self._connection.execute(query, params or None)
-            return cursor.fetchall() if cursor.description else []
+            yield
         except psycopg.OperationalError as error:
             if not self._connection.broken:
                 raise
