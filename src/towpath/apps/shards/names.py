@@ -14,6 +14,7 @@ Logical replication maps tables by schema and name, so a shard table has one nam
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 from towpath.errors import InvalidInput
@@ -85,7 +86,9 @@ def publication(table: str, shard: int, node: str) -> str:
 
 def slot(table: str, shard: int, node: str) -> str:
     """The replication slot on the primary for one subscriber node. Slots allow only a-z, 0-9 and _."""
-    return _short(re.sub(r"[^a-z0-9_]", "_", f"towpath_{table}_s{shard}_to_{node}".lower()))
+    name = f"towpath_{table}_s{shard}_to_{node}"
+    allowed = re.sub(r"[^a-z0-9_]", "_", name.lower())
+    return _short(allowed if allowed == name else f"{allowed}_{_digest(name)}")
 
 
 def subscription(table: str, shard: int, node: str) -> str:
@@ -107,9 +110,11 @@ def _short(name: str) -> str:
     """A name of at most 63 bytes: a longer one ends with a digest of the whole."""
     if len(name) <= MAX_IDENTIFIER:
         return name
-    import hashlib
+    return f"{name[: MAX_IDENTIFIER - 9]}_{_digest(name)}"
 
-    return f"{name[: MAX_IDENTIFIER - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:8]
 
 
 _SHARD_OF = re.compile(
