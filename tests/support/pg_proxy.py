@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 _SSL, _GSS, _CANCEL = 80877103, 80877104, 80877102
-_RAISE = b"DO $$ BEGIN RAISE query_canceled USING MESSAGE = 'canceling statement due to user request'; END $$\0"
+_RAISE = (
+    b"DO $$ BEGIN RAISE query_canceled USING MESSAGE = 'canceling statement due to user request'; END $$\0"
+)
 
 
 class Fault(StrEnum):

@@ -182,7 +182,9 @@ def await_copy(cluster: Cluster, work: Work) -> dict[str, Any]:
     progress."""
     name, table = names.subscription(work.table, work.shard, work.node), table_of(work)
     with session(cluster, work) as target, session(cluster, work, work.peer) as source:
-        total = source.value("SELECT reltuples::bigint FROM pg_class WHERE oid = to_regclass(%s)", [qualified(table)])
+        total = source.value(
+            "SELECT reltuples::bigint FROM pg_class WHERE oid = to_regclass(%s)", [qualified(table)]
+        )
         seen, since, pause = object(), time.monotonic(), 0.02
         while True:
             current().check()
@@ -257,14 +259,14 @@ def _slot(work: Work, subscriber: str) -> str:
     return names.slot(work.table, work.shard, subscriber)
 
 
-routine("move.preflight", preflight, undo=nothing)
-routine("move.create", create_copy, check=copy_created, undo=drop_copy)
-routine("move.publish", publish, check=published, undo=unpublish)
-routine("move.reserve", reserve, check=reserved, undo=release)
-routine("move.subscribe", subscribe, check=subscribed, undo=unsubscribe)
-routine("move.copy", await_copy, undo=nothing)
-routine("move.finish", finish_copy, undo=nothing)
-routine("move.verify", verify, undo=nothing)
-routine("move.unsubscribe", unsubscribe)
-routine("move.release", release)
-routine("move.unpublish", unpublish)
+PREFLIGHT = routine("move-preflight", preflight, undo=nothing)
+CREATE = routine("move-create", create_copy, check=copy_created, undo=drop_copy)
+PUBLISH = routine("move-publish", publish, check=published, undo=unpublish)
+RESERVE = routine("move-reserve", reserve, check=reserved, undo=release)
+SUBSCRIBE = routine("move-subscribe", subscribe, check=subscribed, undo=unsubscribe)
+COPY = routine("move-copy", await_copy, undo=nothing)
+FINISH = routine("move-finish", finish_copy, undo=nothing)
+VERIFY = routine("move-verify", verify, undo=nothing)
+UNSUBSCRIBE = routine("move-unsubscribe", unsubscribe)
+RELEASE = routine("move-release", release)
+UNPUBLISH = routine("move-unpublish", unpublish)

@@ -90,9 +90,7 @@ def ensure_server(cluster: Cluster, node: Session, peer: str) -> None:
 
 
 def lock_logical(node: Session, record: TableRecord) -> None:
-    node.run(
-        compose("LOCK TABLE ONLY {table} IN ACCESS EXCLUSIVE MODE", table=(record.schema, record.table))
-    )
+    node.run(compose("LOCK TABLE ONLY {table} IN ACCESS EXCLUSIVE MODE", table=(record.schema, record.table)))
 
 
 def unguard(record: TableRecord, shard: int, target: Session) -> None:
@@ -208,7 +206,7 @@ def retired(cluster: Cluster, work: Work) -> bool:
         return gone and (bool(work.more.get("keep_old")) or kind_of(source, old) is None)
 
 
-routine("move.pivot", pivot, check=pivoted)
-routine("move.attach", attach_copy, check=copy_attached)
-routine("move.reroute", reroute, check=rerouted)
-routine("move.retire", retire, check=retired)
+PIVOT = routine("move-pivot", pivot, check=pivoted)
+ATTACH = routine("move-attach", attach_copy, check=copy_attached)
+REROUTE = routine("move-reroute", reroute, check=rerouted)
+RETIRE = routine("move-retire", retire, check=retired)

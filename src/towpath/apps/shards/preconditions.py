@@ -52,7 +52,9 @@ def against_move(record: TableRecord, work: Work, source: Session, target: Sessi
     found += _of_disk(source, target, table)
     logical = qualified((record.schema, record.table))
     if _columns(source, qualified(table)) != _columns(target, logical):
-        found.append(f"the columns of {table[1]} on {source.node} are not those of {logical} on {target.node}")
+        found.append(
+            f"the columns of {table[1]} on {source.node} are not those of {logical} on {target.node}"
+        )
     return found
 
 
@@ -102,8 +104,7 @@ def _of_target(work: Work, target: Session, table: tuple[str, str]) -> Iterator[
     if not allowed:
         yield f"the user on {target.node} may not create subscriptions"
     comment = target.value(
-        "SELECT coalesce(obj_description(to_regclass(%s), 'pg_class'), '')"
-        " WHERE to_regclass(%s) IS NOT NULL",
+        "SELECT coalesce(obj_description(to_regclass(%s), 'pg_class'), '') WHERE to_regclass(%s) IS NOT NULL",
         [qualified(table), qualified(table)],
     )
     if comment is not None and comment != schema.tag(work.plan):

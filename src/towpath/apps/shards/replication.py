@@ -92,14 +92,23 @@ def create_subscription(
     publication: str,
     slot: str,
     table: tuple[str, str],
-    copy: bool = True,
 ) -> None:
-    """Subscribe to a publication through an existing slot. With `copy` the rows are copied first. The
-    subscription receives only changes that were written on the publisher itself."""
+    """Subscribe to a publication through an existing slot, and copy the rows first."""
     if subscribed(target, name, table):
         return
-    if target.value("SELECT 1 FROM pg_catalog.pg_subscription WHERE subname = %s", [name]):
-        drop_subscription(target, name)
+    drop_subscription(target, name)
+    subscribe_statement(target, name, conninfo, publication=publication, slot=slot, copy=True)
+    if not subscribed(target, name, table):
+        why = "the subscription has no table; is the publication there?"
+        raise ReplicationBroken(name=name, node=target.node, why=why)
+
+
+def subscribe_statement(
+    target: Session, name: str, conninfo: str, *, publication: str, slot: str, copy: bool
+) -> None:
+    """Create a subscription; it may be in a transaction, since it creates no slot. It receives only changes
+    that were written on the publisher itself. The connection string is a literal of the statement: it is
+    neither logged nor stored by Towpath."""
     statement = compose(
         "CREATE SUBSCRIPTION {name} CONNECTION {conninfo} PUBLICATION {publication}"
         " WITH (create_slot = false, slot_name = {slot}, copy_data = {copy}, origin = none)",
@@ -110,9 +119,6 @@ def create_subscription(
         copy=sql.SQL("true" if copy else "false"),
     )
     target.run(statement)
-    if not subscribed(target, name, table):
-        why = "the subscription has no table; is the publication there?"
-        raise ReplicationBroken(name=name, node=target.node, why=why)
 
 
 def subscribed(target: Session, name: str, table: tuple[str, str]) -> bool:
@@ -132,15 +138,21 @@ def state_of(target: Session, name: str, table: tuple[str, str]) -> str | None:
     return found
 
 
+DROP_STATEMENTS = (
+    "ALTER SUBSCRIPTION {name} DISABLE",
+    "ALTER SUBSCRIPTION {name} SET (slot_name = NONE)",
+    "DROP SUBSCRIPTION {name}",
+)
+"""To be run in one transaction: they drop a subscription without its slot."""
+
+
 def drop_subscription(target: Session, name: str) -> None:
     """Drop a subscription without its slot: the publisher may be down."""
     exists = "SELECT 1 FROM pg_catalog.pg_subscription WHERE subname = %s"
-    if target.value(exists, [name]) is None:
-        return
-    with target.transaction():
-        target.run(compose("ALTER SUBSCRIPTION {name} DISABLE", name=name))
-        target.run(compose("ALTER SUBSCRIPTION {name} SET (slot_name = NONE)", name=name))
-        target.run(compose("DROP SUBSCRIPTION {name}", name=name))
+    if target.value(exists, [name]) is not None:
+        with target.transaction():
+            for statement in DROP_STATEMENTS:
+                target.run(compose(statement, name=name))
 
 
 def drop_sync_slots(source: Session, target: Session) -> int:
