@@ -17,11 +17,14 @@
     │   ├── NoteConflict
     │   ├── UnusableBlob        a chunk is missing or differs, or another job has the blob
     │   ├── NotRevivable
+    │   ├── NotResolvable       a running or done job cannot be marked or skipped
     │   ├── Unsupported
     │   ├── UserFunctionFailed
     │   └── CommandFailed       the ledger itself failed on one command; its neighbours are unharmed
     ├── JobFailed               the awaited job ended as a dead letter
     ├── JobCanceled             the awaited job was canceled
+    ├── UnknownPlan
+    ├── PlanRefused             the state of a plan or of a step does not allow the operation
     ├── NotInJob                `towpath.current()` where no job runs
     ├── HookFailed              a lifespan of the program failed when the worker started
     ├── TimedOut                a handler ran longer than its timeout: the stored error of the attempt
@@ -245,6 +248,10 @@ class NotRevivable(Refused):
     sentence = "job {id} cannot be revived: {why}"
 
 
+class NotResolvable(Refused):
+    sentence = "job {id} cannot be marked done or skipped: {why}"
+
+
 class Unsupported(Refused):
     sentence = "this ledger cannot do that: {what}"
 
@@ -274,6 +281,14 @@ class JobCanceled(TowpathError):
     def __init__(self, *, id: str, reason: str) -> None:
         self.id, self.reason = id, reason
         super().__init__(id=id, reason=reason)
+
+
+class UnknownPlan(TowpathError):
+    sentence = "there is no plan {id}"
+
+
+class PlanRefused(TowpathError):
+    sentence = "plan {id} is {state}: {why}"
 
 
 class NotInJob(TowpathError, RuntimeError):

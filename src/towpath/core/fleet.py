@@ -12,6 +12,7 @@ import msgspec
 from towpath.core.checks import matches, optional_utc
 from towpath.core.explain import Explanation, GateName, at_least, place, when
 from towpath.core.job import Job
+from towpath.core.lanes import FLOWS
 
 
 class LaneView(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,7 +208,7 @@ def _in_the_way(worker: WorkerView, queue: str, now: int) -> LimitView | None:
 
 
 def _takes(patterns: Sequence[str], queue: str) -> bool:
-    return any(matches(pattern, queue) for pattern in patterns)
+    return queue == FLOWS or any(matches(pattern, queue) for pattern in patterns)
 
 
 def _but(found: Explanation, queue: str, gate: GateName, why: str, until: int | None = None) -> Explanation:

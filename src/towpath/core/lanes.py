@@ -18,6 +18,10 @@ AGEING_STEPS = 10
 """Checks for jobs to age within the time of `ageing`; a job ages at most a tenth of that time late."""
 
 
+FLOWS = "towpath/flows"
+"""The queue of the built-in jobs of flows. Every worker claims it beside its own queues."""
+
+
 class Lane(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Queues (or patterns) with `reserved` slots of a worker: None is an eighth of all, at least 2.
 
@@ -271,14 +275,19 @@ def shown(limit: str) -> str:
     return limit if limit.startswith(limit_of("")) else f"resource {limit}"
 
 
-def lane_queues(lanes: Mapping[str, Lane], sources: Mapping[str, str]) -> list[LaneQueues]:
-    """The queue sets of the lanes. `sources` maps a queue to the resource that all its jobs use."""
+def lane_queues(
+    lanes: Mapping[str, Lane], sources: Mapping[str, str], beside: str = ""
+) -> list[LaneQueues]:
+    """The queue sets of the lanes. `sources` maps a queue to the resource that all its jobs use. `beside`: a
+    further queue, of the first lane."""
     found: list[LaneQueues] = []
     for number, (name, lane) in enumerate(lanes.items()):
         own = () if lane.adaptive is None else (limit_of(name),)
         by_resource: dict[str | None, list[str]] = {}
         for queue in lane.queues:
             by_resource.setdefault(sources.get(queue), []).append(queue)
+        if beside and not number:
+            by_resource.setdefault(None, []).append(beside)
         for resource, queues in by_resource.items():
             found.append(LaneQueues(number, ",".join(queues), own if resource is None else (resource, *own)))
     return found

@@ -16,7 +16,7 @@ from towpath.core import checks, lanes
 from towpath.core.checks import matches
 from towpath.core.commands import Settle
 from towpath.core.job import ClaimedJob
-from towpath.core.lanes import Lane
+from towpath.core.lanes import FLOWS, Lane
 from towpath.core.limits import interval_of
 from towpath.core.schedule import Schedule
 from towpath.core.views import PartView, QueueView
@@ -132,7 +132,10 @@ def worker_options(registry: Registry, settings: Settings, given: Mapping[str, A
             or tuple(sorted({task.queue for task in registry.tasks.values()}))
             or ("*",)
         )
-    return WorkerOptions(**{**chosen, "queues": queues, **resource_options(registry, queues)})
+    beside = "" if any(matches(queue, FLOWS) for queue in queues) else FLOWS
+    return WorkerOptions(
+        **{**chosen, "queues": queues, "beside": beside, **resource_options(registry, queues)}
+    )
 
 
 def resource_options(registry: Registry, queues: Sequence[str]) -> dict[str, Any]:
@@ -213,7 +216,8 @@ class Service:
     def _attempt(self, claim: ClaimedJob) -> Attempt | Settle | None:
         task = self._tasks.get(claim.job.kind)
         if task is None:
-            return self._unknown.refuse(claim)
+            attempt: Attempt | None = self._registry.built_in(claim, self._tasks)
+            return self._unknown.refuse(claim) if attempt is None else attempt
         if task.breaker is None:
             return Attempt(self._registry, claim, task)
         return breakers.attempt(self._registry, claim, task)
@@ -232,7 +236,8 @@ class Service:
         lanes, paused = self._chosen.lanes, self._instructions.lanes
         held = ",".join(queue for name, lane in lanes.items() if name in paused for queue in lane.queues)
         try:
-            over = is_idle(self._engine.ledger, ",".join(self._chosen.queues), self._engine.clock.now(), held)
+            queues = ",".join((*self._chosen.queues, FLOWS))
+            over = is_idle(self._engine.ledger, queues, self._engine.clock.now(), held)
         except LedgerClosed:
             # The worker was stopped and its app closed while this batch was applied.
             return

@@ -24,12 +24,11 @@ from towpath.core.commands import (
     Unseal,
 )
 from towpath.core.explain import Explanation, cause_of
+from towpath.core.history import AttemptOutcome, AttemptRecord
 from towpath.core.ids import callback_id
 from towpath.core.job import CANCELED, DONE, FINISHED, Job, Reason, Spec, State
 from towpath.core.views import (
     MAX_PAGE,
-    AttemptOutcome,
-    AttemptRecord,
     GroupStatus,
     JobStatus,
     Query,
@@ -168,14 +167,14 @@ class JobHandle(Generic[R_co]):
         return value
 
     def _wait(self, timeout: float | None, wait_inside: bool) -> Job:
-        return self._engine.watch.job(self.id, timeout, _inside(f"job {self.id}", timeout, wait_inside))
+        return self._engine.watch.job(self.id, timeout, inside_handler(f"job {self.id}", timeout, wait_inside))
 
     async def _await(self, timeout: float | None, wait_inside: bool) -> Job:
-        report = _inside(f"job {self.id}", timeout, wait_inside)
+        report = inside_handler(f"job {self.id}", timeout, wait_inside)
         return await self._engine.watch.ajob(self.id, timeout, report)
 
 
-def _inside(what: str, timeout: float | None, wait_inside: bool) -> Report | None:
+def inside_handler(what: str, timeout: float | None, wait_inside: bool = False) -> Report | None:
     """Raise WaitInHandler in a handler, in whatever thread, task or process it runs: a handler that waits
     holds its slot, and if all slots wait for jobs, none is left to run them. With `wait_inside`: the function
     that logs a wait that lasts. A `timeout` of 0 does not wait."""
@@ -356,12 +355,12 @@ class GroupHandle(Generic[R_co]):
 
     def closed(self, timeout: float | None = None, *, wait_inside: bool = False) -> GroupStatus:
         """Wait until the group is closed, however it ended."""
-        report = _inside(f"group {self.id}", timeout, wait_inside)
+        report = inside_handler(f"group {self.id}", timeout, wait_inside)
         return group_status(self._engine.watch.group(self.id, timeout, report))
 
     @same_as(closed)
     async def aclosed(self, timeout: float | None = None, *, wait_inside: bool = False) -> GroupStatus:
-        report = _inside(f"group {self.id}", timeout, wait_inside)
+        report = inside_handler(f"group {self.id}", timeout, wait_inside)
         return group_status(await self._engine.watch.agroup(self.id, timeout, report))
 
     def cancel(self) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Literal, TypedDict, cast
 
 import msgspec
@@ -299,3 +301,16 @@ def _span(field: str, value: Span | None) -> int | None:
     if value is None:
         return None
     return checks.some_micros(value, field) if field == "timeout" else checks.micros(value, field)
+
+
+def default_name(function: Callable[..., Any]) -> str:
+    """`module.function`. A script that is run has the name under which a worker imports it, not
+    `__main__`."""
+    module = getattr(function, "__module__", None) or "function"
+    if module in ("__main__", "__mp_main__"):
+        main = sys.modules.get(module)
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = (
+            spec.name.removesuffix(".__main__") if spec is not None else Path(file).stem if file else module
+        )
+    return f"{module}.{getattr(function, '__qualname__', type(function).__name__)}"

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import inspect
 import random
-import sys
 import traceback
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import update_wrapper
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 import msgspec
@@ -22,6 +20,7 @@ from towpath.core.checks import micros, optional_seconds
 from towpath.core.commands import Append, Appended, Result
 from towpath.core.job import (
     After,
+    ClaimedJob,
     Done,
     FailOutcome,
     Job,
@@ -50,6 +49,7 @@ from towpath.tasks.options import (
     TaskOptions,
     breaker_of,
     call_terms,
+    default_name,
     names,
     policy_of,
     task_terms,
@@ -81,6 +81,8 @@ class Registry:
         """The services for which the workers of this program limit the load, with the bounds of the limit."""
         self.deploy_window = micros(DEPLOY_WINDOW)
         """Microseconds for which a job with unfit arguments waits for another worker."""
+        self.built_in: Callable[[ClaimedJob, TaskSource], Any] = no_built_in
+        """Makes the attempt at a job of a built-in kind; None for all other kinds."""
 
     def add_task(self, task: Task[..., Any]) -> None:
         _check_new("name", task.kind, self.tasks, "task")
@@ -103,6 +105,16 @@ class Registry:
         checks.name("resource", name)
         _check_new("resource", name, self.resources, "resource")
         self.resources[name] = bounds
+
+
+class TaskSource(Protocol):
+    """The tasks of a worker by kind, with its hooks."""
+
+    def get(self, kind: str, /) -> Task[..., Any] | None: ...
+
+
+def no_built_in(claim: ClaimedJob, tasks: TaskSource) -> None:
+    """An app without built-in kinds."""
 
 
 def _check_new(field: str, name: str, known: Mapping[str, object], what: str) -> None:
@@ -430,19 +442,6 @@ def make_task(registry: Registry, function: Callable[..., Any], options: TaskOpt
     mistakes.check_function(function, options.get("process", False))
     kind = AsyncTask if inspect.iscoroutinefunction(function) else Task
     return kind(registry, function, options)
-
-
-def default_name(function: Callable[..., Any]) -> str:
-    """`module.function`. A script that is run has the name under which a worker imports it, not
-    `__main__`."""
-    module = getattr(function, "__module__", None) or "function"
-    if module in ("__main__", "__mp_main__"):
-        main = sys.modules.get(module)
-        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-        module = (
-            spec.name.removesuffix(".__main__") if spec is not None else Path(file).stem if file else module
-        )
-    return f"{module}.{getattr(function, '__qualname__', type(function).__name__)}"
 
 
 def outcome_of(

@@ -300,6 +300,11 @@ class Bench:
 
     def _attempt(self, claim: ClaimedJob) -> Attempt | Settle:
         task = (self.hooks or self.app.tasks).get(claim.job.kind)
+        built_in: Attempt | None = None
+        if task is None:
+            built_in = self._registry.built_in(claim, self.hooks or self.app.tasks)
+        if built_in is not None:
+            return built_in
         if task is None:
             self._engine.call(Settle(claim.id, claim.fence, Release()))
             known = ", ".join(sorted(self.app.tasks)) or "none"

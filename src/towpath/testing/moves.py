@@ -25,6 +25,8 @@ from towpath.core.commands import (
     Purge,
     PutChunk,
     Renew,
+    Resolution,
+    Resolve,
     Revive,
     Seal,
     Selector,
@@ -102,7 +104,9 @@ class Draws:
         return f"j{self.chance.randint(0, self.made + 2)}"
 
     def _group(self) -> str:
-        return f"g{max(0, self.opened - self.chance.choice((-1, 0, 0, 0, 0, 1, 1, 1, 2, 2, 3)))}"
+        """The id of a group; now and then of one that callbacks open."""
+        number = max(0, self.opened - self.chance.choice((-1, 0, 0, 0, 0, 1, 1, 1, 2, 2, 3)))
+        return f"h{number}" if self._maybe(0.05) else f"g{number}"
 
     def _token(self, kind: str) -> str:
         return f"{kind}-{self.chance.choice(TOKENS)}" if self._maybe(0.2) else ""
@@ -216,6 +220,7 @@ class Moves(Draws):
             (4, self.progress),
             (5, self.cancel),
             (6, self.revive),
+            (5, self._resolve),
             (4, self.purge),
             (3, self._hasten),
             (6, self.open),
@@ -303,7 +308,8 @@ class Moves(Draws):
         ends: list[Command] = [Settle(id, fence, self.chance.choice(bad)) for id, fence in pairs.items()]
         ids = tuple({self._id() for _ in range(3)})
         where = Selector(group=self._group()) if self._maybe(0.6) else Selector(ids=ids)
-        return [*ends, Revive(where=where, limit=self.chance.choice((1, 2, 100)))]
+        decided = [self._resolve()] if self._maybe(0.4) else []
+        return [*ends, *decided, Revive(where=where, limit=self.chance.choice((1, 2, 100)))]
 
     def _upload(self) -> list[Command]:
         """The chunks of a blob and the append that names it; sometimes a chunk or the append is missing."""
@@ -396,25 +402,31 @@ class Moves(Draws):
     def purge(self) -> Purge:
         return Purge(**self._bulk("purge"))
 
+    def _resolve(self) -> Resolve:
+        outcome, result = self.chance.choice(tuple(Resolution)), self.chance.choice((None, b"result"))
+        return Resolve(self._id(), outcome, "a reason", self.chance.choice(OWNERS), result)
+
     def _hasten(self) -> Hasten:
         waited, priority = self.chance.choice((0, SECOND, 5 * SECOND)), self.chance.choice((0, 0, 5, -3))
         return Hasten(self.chance.choice(WANTED), waited, priority, self.chance.choice((1, 3, 1000)))
 
     def open(self) -> Open:
         endings = [ending for ending in ("done", "failed", "canceled") if self._maybe(0.3)]
+        self.opened += self._maybe(0.6)
+        group = self._group()
         then = {
-            ending: tuple(
-                Spec(
-                    id="then",
-                    queue=self.chance.choice(QUEUES),
-                    key=self._key(True) if self._maybe(0.3) else None,
-                )
-                for _ in range(self.chance.randint(1, 2))
-            )
+            ending: tuple([self._callback(n, group) for n in range(self.chance.randint(1, 3))])
             for ending in endings
         }
-        self.opened += self._maybe(0.6)
-        return Open(self._group(), self.chance.choice(tuple(OnFailure)), then)
+        return Open(group, self.chance.choice(tuple(OnFailure)), then)
+
+    def _callback(self, n: int, of: str) -> Spec:
+        """The n-th spec of a list; it may wait for earlier ones. Its group may be new, open or closed."""
+        key = self._key(True) if self._maybe(0.3) else None
+        after = tuple([After(f"then{k}", self._maybe(0.4)) for k in range(n) if self._maybe(0.5)])
+        group = self.chance.choice((None, None, None, f"h{self.opened}", f"h{self.opened - 1}"))
+        group = None if group == of else group
+        return Spec(id=f"then{n}", queue=self.chance.choice(QUEUES), key=key, after=after, group=group)
 
     def seal(self) -> Seal | Unseal:
         return (
@@ -424,7 +436,7 @@ class Moves(Draws):
         )
 
     def abort(self) -> Abort:
-        return Abort(self._group())
+        return Abort(self._group(), stop=self._maybe(0.5))
 
     def _gate(self, now_and_then: float = 0.3) -> dict[str, Any]:
         chance = self.chance

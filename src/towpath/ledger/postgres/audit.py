@@ -10,8 +10,8 @@ import msgspec
 from psycopg.abc import Query as PgQuery
 
 from towpath.core.blobs import HEADER
+from towpath.core.history import HISTORY
 from towpath.core.job import Job
-from towpath.core.lifecycle import HISTORY
 from towpath.core.views import NoteView
 from towpath.ledger.postgres.rows import Connection, PostgresDb
 from towpath.ledger.postgres.statements import AGAIN, JOB, Statements

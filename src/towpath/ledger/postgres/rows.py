@@ -196,7 +196,7 @@ class PostgresDb:
         found.match(selector)
         found.states(tuple(states))
         if unasked:
-            found.add("(j.state <> 'running' OR j.cancel_requested IS NULL)")
+            found.add("(j.state <> 'running' OR coalesce(j.cancel_requested, 'stopped') = 'stopped')")
         return self._jobs(found, "towpath.job j", "j.seq", limit, "FOR UPDATE")
 
     def find(self, query: Query, limit: int) -> list[Job]:

@@ -12,6 +12,7 @@ from towpath.core.job import SUSPECT, ClaimedJob, Outcome
 from towpath.errors import TowpathError
 from towpath.runtime.claims.dispatcher import Waiter
 from towpath.runtime.engine import Engine
+from towpath.runtime.worker.beside import BesideClaims
 from towpath.runtime.worker.options import RunnableAttempt, WorkerOptions
 from towpath.runtime.worker.prefetch import ClaimCounts, PrefetchLimits
 
@@ -121,13 +122,18 @@ class PlainBuffer:
         """The number of delivered claims (written under the commit lock), and the number of them that have
         left the buffer (written on the loop)."""
         self._room = self._asked = 0
+        self._beside = BesideClaims(
+            engine, options.beside, lease, self._deliver_beside, failed, self._room_beside
+        )
         self._unmet = 0
         """Demand that the last claim could not satisfy: claiming again is useless until jobs are appended."""
 
     def open(self) -> None:
         self._engine.dispatcher.add(self._waiter)
+        self._beside.open()
 
     def close(self) -> None:
+        self._beside.close()
         self._engine.dispatcher.remove(self._waiter)
 
     # In the committing thread
@@ -135,13 +141,22 @@ class PlainBuffer:
     def _demand(self) -> tuple[int, int]:
         """The number of claims to take now, and how many of them may be jobs with a single attempt."""
         ahead = self._limit.ahead()
-        self._room = self._unmet = max(0, self._slots + ahead - self._counts.held)
+        room = self._slots + ahead - self._counts.held
+        self._room = self._unmet = max(0, room - 1 if self._beside.waits else room)
         # Each batch claims half of the prefetch; while these jobs run, the next half is claimed.
         self._asked = min(self._room, self._free + (ahead + 1) // 2, MAX_BULK)
         unused = max(0, self._free - (self._delivered - self._left))
         self._waiter.suspects = self._suspects_gone + (unused > 0 or ahead > 0)
         self._waiter.without = self._counts.without()
         return self._asked, unused
+
+    def _room_beside(self) -> int:
+        """One slot is kept for the other queue; more are used if the own queues do not ask for them."""
+        return self._slots + self._limit.ahead() - self._counts.held - self._asked
+
+    def _deliver_beside(self, claims: list[ClaimedJob]) -> None:
+        self._delivered += len(claims)
+        self._on_claims(claims)
 
     def _deliver(self, claims: list[ClaimedJob]) -> None:
         self._delivered += len(claims)

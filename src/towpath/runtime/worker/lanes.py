@@ -53,7 +53,7 @@ class LaneBuffer:
         self._ageing = Ageing(engine, lanes.values())
         self._slots = options.concurrency
         self._shares = Shares(self._slots, lanes)
-        self._sets = lane_queues(lanes, options.sources)
+        self._sets = lane_queues(lanes, options.sources, options.beside)
         self._by_lane = [
             [n for n, queues in enumerate(self._sets) if queues.lane == lane] for lane in range(len(lanes))
         ]

@@ -67,7 +67,8 @@ called."""
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`lease` and `grace` are seconds. With `lanes`, the queues of the lanes are claimed. `resources` are
     services with an adaptive limit, `needs` maps a kind of job to its resource, and `sources` a queue to the
-    resource that all its jobs use."""
+    resource that all its jobs use. `beside` is a queue that is claimed beside the others while it has ready
+    jobs."""
 
     queues: tuple[str, ...] = ("*",)
     concurrency: int = 32
@@ -77,6 +78,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     resources: Mapping[str, Bounds] = {}
     needs: Mapping[str, str] = {}
     sources: Mapping[str, str] = {}
+    beside: str = ""
 
     def __post_init__(self) -> None:
         for queue in self.queues:
