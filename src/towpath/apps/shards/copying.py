@@ -1,5 +1,5 @@
-"""The steps of a move before its pivot: preflight, the table on the target, replication, and the comparison of
-the rows. Steps of the target have the source as their peer, steps of the source the target.
+"""The steps of a move before its pivot: preflight, the table on the target, replication, and the comparison
+of the rows. Steps of the target have the source as their peer, steps of the source the target.
 
 The functions are idempotent. An undo drops only relations with the tag of its own plan, and the copy on the
 target only while the source has its own copy attached."""
@@ -11,14 +11,15 @@ from typing import Any
 
 from psycopg import sql
 
-from towpath import Fail, current
+from towpath import Fail, Running, current
 from towpath.apps.shards import names, replication, schema
 from towpath.apps.shards.nodes import NodeAway
 from towpath.apps.shards.preconditions import against_move
 from towpath.apps.shards.replication import ReplicationBroken, qualified
 from towpath.apps.shards.routines import Cluster, Work, routine
-from towpath.apps.shards.session import Session, compose, session
+from towpath.apps.shards.session import NodeSession, compose, session
 from towpath.apps.shards.verify import CHUNK, Comparison
+from towpath.errors import NotInJob
 
 MAX_LAG = 1024 * 1024
 """Bytes of WAL that the target may be behind when the copy counts as ready."""
@@ -29,11 +30,33 @@ _LONG = 6 * 3600.0
 LOCK_TIMEOUT = "1s"
 
 
+def job() -> Running | None:
+    """The job of the step; None if the routine is called by another program."""
+    try:
+        return current()
+    except NotInJob:
+        return None
+
+
+def report(done: int, total: int | None = None) -> None:
+    """Report progress, and stop if the job was asked to."""
+    running = job()
+    if running is not None:
+        running.check()
+        running.progress(done, total)
+
+
+def check_stop() -> None:
+    running = job()
+    if running is not None:
+        running.check()
+
+
 def table_of(work: Work) -> tuple[str, str]:
     return names.SCHEMA, names.shard_table(work.table, work.shard)
 
 
-def kind_of(node: Session, table: tuple[str, str]) -> tuple[str, bool, str] | None:
+def kind_of(node: NodeSession, table: tuple[str, str]) -> tuple[str, bool, str] | None:
     """The kind (`r` table, `f` foreign table), whether it is a partition, and the comment of a relation."""
     rows = node.run(
         "SELECT c.relkind::text, c.relispartition, coalesce(obj_description(c.oid, 'pg_class'), '')"
@@ -78,15 +101,21 @@ def create_copy(cluster: Cluster, work: Work) -> None:
 
 def copy_created(cluster: Cluster, work: Work) -> bool:
     with session(cluster, work) as target:
-        return _created(target, work)
+        return _of_plan(target, work)
 
 
-def _created(target: Session, work: Work) -> bool:
+def _created(target: NodeSession, work: Work) -> bool:
     """Whether the table is there and belongs to this plan; raises `Fail` for a table of another plan."""
-    found = kind_of(target, table_of(work))
-    if found is not None and (found[0] != "r" or found[2] != schema.tag(work.plan)):
+    if _of_plan(target, work):
+        return True
+    if kind_of(target, table_of(work)) is not None:
         raise Fail(f"{table_of(work)[1]} exists on node {work.node} and is not of plan {work.plan}")
-    return found is not None
+    return False
+
+
+def _of_plan(target: NodeSession, work: Work) -> bool:
+    found = kind_of(target, table_of(work))
+    return found is not None and found[0] == "r" and found[2] == schema.tag(work.plan)
 
 
 def drop_copy(cluster: Cluster, work: Work) -> None:
@@ -131,15 +160,32 @@ def reserved(cluster: Cluster, work: Work) -> bool:
 
 
 def release(cluster: Cluster, work: Work) -> dict[str, Any]:
-    """Drop the slot, and the slots that table synchronisation has left. A target that is away does not stop
-    it: its synchronisation slots are then found by the audit."""
+    """Drop the slot, and the slots that table synchronisation has left behind: DROP SUBSCRIPTION drops them
+    only if it reaches this node."""
     with session(cluster, work) as source:
         replication.drop_slot(source, _slot(work, work.peer))
-        try:
-            with session(cluster, work, work.peer) as target:
-                return {"sync_slots": replication.drop_sync_slots(source, target)}
-        except NodeAway:
-            return {"sync_slots": None}
+        left = replication.sync_slots(source)
+        dropped = _orphans(cluster, work, source, left) if left else []
+        for name in dropped:
+            replication.drop_slot(source, name)
+        return {"sync_slots": dropped}
+
+
+def _orphans(
+    cluster: Cluster, work: Work, source: NodeSession, slots: list[tuple[str, str, str]]
+) -> list[str]:
+    """The synchronisation slots of subscriptions that no node of the table has. None while a node is away:
+    the audit finds them later."""
+    live = dict([replication.subscriptions(source)])
+    try:
+        for node in cluster.record(work).nodes:
+            if node != work.node:
+                with session(cluster, work, node) as each:
+                    identifier, found = replication.subscriptions(each)
+                    live[identifier] = live.get(identifier, set()) | found
+    except NodeAway:
+        return []
+    return [name for name, oid, server in slots if oid not in live.get(server, {oid})]
 
 
 def subscribe(cluster: Cluster, work: Work) -> None:
@@ -166,12 +212,6 @@ def subscribe(cluster: Cluster, work: Work) -> None:
         )
 
 
-def subscribed(cluster: Cluster, work: Work) -> bool:
-    name = names.subscription(work.table, work.shard, work.node)
-    with session(cluster, work) as target:
-        return replication.subscribed(target, name, table_of(work))
-
-
 def unsubscribe(cluster: Cluster, work: Work) -> None:
     with session(cluster, work) as target:
         replication.drop_subscription(target, names.subscription(work.table, work.shard, work.node))
@@ -187,7 +227,7 @@ def await_copy(cluster: Cluster, work: Work) -> dict[str, Any]:
         )
         seen, since, pause = object(), time.monotonic(), 0.02
         while True:
-            current().check()
+            check_stop()
             state = replication.state_of(target, name, table)
             behind = replication.lag(source, _slot(work, work.node))
             if state is None or behind is None:
@@ -199,7 +239,7 @@ def await_copy(cluster: Cluster, work: Work) -> dict[str, Any]:
                 [qualified(table)],
             )
             if copied is not None:
-                current().progress(copied, max(total, copied))
+                report(copied, max(total, copied))
             if (state, behind, copied) != seen:
                 seen, since = (state, behind, copied), time.monotonic()
             elif time.monotonic() - since > STALLED:
@@ -222,7 +262,7 @@ def finish_copy(cluster: Cluster, work: Work) -> dict[str, Any]:
         return {"indexes": made}
 
 
-def secondary_indexes(node: Session, table: tuple[str, str]) -> list[tuple[str, str]]:
+def secondary_indexes(node: NodeSession, table: tuple[str, str]) -> list[tuple[str, str]]:
     """Name and definition of the indexes that no constraint has created."""
     return node.run(  # type: ignore[return-value]
         "SELECT c.relname, pg_get_indexdef(i.indexrelid) FROM pg_catalog.pg_index i"
@@ -240,14 +280,14 @@ def verify(cluster: Cluster, work: Work) -> dict[str, Any]:
     slot = _slot(work, work.node)
     with session(cluster, work, work.peer) as source, session(cluster, work) as target:
         comparison = Comparison(source, target, table_of(work), slot)
-        cursor = current().cursor
+        running = job()
+        cursor = None if running is None else running.cursor
         after, rows = (tuple(cursor["after"]), cursor["rows"]) if cursor else (None, 0)
         for last, count in comparison.chunks(after, work.more.get("chunk", CHUNK)):
-            current().check()
             rows += count
-            current().progress(rows)
-            if last is not None:
-                current().checkpoint({"after": list(last), "rows": rows})
+            report(rows)
+            if last is not None and running is not None:
+                running.checkpoint({"after": list(last), "rows": rows})
         return {"rows": rows}
 
 
@@ -263,7 +303,7 @@ PREFLIGHT = routine("move-preflight", preflight, undo=nothing)
 CREATE = routine("move-create", create_copy, check=copy_created, undo=drop_copy)
 PUBLISH = routine("move-publish", publish, check=published, undo=unpublish)
 RESERVE = routine("move-reserve", reserve, check=reserved, undo=release)
-SUBSCRIBE = routine("move-subscribe", subscribe, check=subscribed, undo=unsubscribe)
+SUBSCRIBE = routine("move-subscribe", subscribe, undo=unsubscribe)
 COPY = routine("move-copy", await_copy, undo=nothing)
 FINISH = routine("move-finish", finish_copy, undo=nothing)
 VERIFY = routine("move-verify", verify, undo=nothing)

@@ -1,9 +1,10 @@
 """The pivot of a move and the steps after it.
 
-The pivot is one transaction on the source. It locks the logical table and the shard, waits until the target has
-confirmed the last position, puts a route to the target in the place of the shard, and leaves a forwarder under
-the old name, so that routes of other nodes still reach the rows. Writers that waited for the lock continue on
-the target. If the transaction fails at any point, the server rolls it back and writers continue on the source.
+The pivot is one transaction on the source. It locks the logical table and the shard, waits until the target
+has confirmed the last position, puts a route to the target in the place of the shard, and leaves a forwarder
+under the old name, so that routes of other nodes still reach the rows. Writers that waited for the lock
+continue on the target. If the transaction fails at any point, the server rolls it back and writers continue
+on the source.
 
 Both the logical table and the shard are locked in this order, as writers do; another order would be a
 deadlock."""
@@ -16,13 +17,13 @@ from typing import Any
 
 import psycopg
 
-from towpath import Fail, current
+from towpath import Fail
 from towpath.apps.shards import names, replication, schema
 from towpath.apps.shards.catalogue import TableRecord
-from towpath.apps.shards.copying import LOCK_TIMEOUT, kind_of, table_of
+from towpath.apps.shards.copying import LOCK_TIMEOUT, check_stop, kind_of, table_of
 from towpath.apps.shards.replication import ReplicationBroken
 from towpath.apps.shards.routines import Cluster, Work, routine
-from towpath.apps.shards.session import Session, compose, session
+from towpath.apps.shards.session import NodeSession, compose, session
 
 PIVOT_LOCK = "400ms"
 """Each of two locks. Writers wait behind a lock request, so that a request must not wait for long."""
@@ -51,7 +52,7 @@ def pivot(cluster: Cluster, work: Work) -> dict[str, Any]:
 def retried(attempt: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
     """Try again while a lock is not granted or the target has not caught up."""
     for number in range(1, TRIES + 1):
-        current().check()
+        check_stop()
         try:
             return attempt(number)
         except _TRANSIENT:
@@ -61,7 +62,7 @@ def retried(attempt: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
     raise AssertionError
 
 
-def _switch(cluster: Cluster, record: TableRecord, work: Work, source: Session) -> dict[str, Any]:
+def _switch(cluster: Cluster, record: TableRecord, work: Work, source: NodeSession) -> dict[str, Any]:
     slots = [names.slot(work.table, work.shard, node) for node in (work.peer, *work.more.get("replicas", ()))]
     old = names.old_table(work.table, work.shard, work.generation - 1)
     route = names.route_table(work.table, work.shard, work.generation)
@@ -83,17 +84,17 @@ def _switch(cluster: Cluster, record: TableRecord, work: Work, source: Session) 
     return {"pause": round(time.monotonic() - begun, 4), "caught_up": round(waited, 4), "position": last}
 
 
-def ensure_server(cluster: Cluster, node: Session, peer: str) -> None:
+def ensure_server(cluster: Cluster, node: NodeSession, peer: str) -> None:
     """The foreign server for a peer, in the transaction of the caller that creates a route to it."""
     with node.bounded():
         schema.ensure_servers(node.connection, cluster.nodes, [peer])
 
 
-def lock_logical(node: Session, record: TableRecord) -> None:
+def lock_logical(node: NodeSession, record: TableRecord) -> None:
     node.run(compose("LOCK TABLE ONLY {table} IN ACCESS EXCLUSIVE MODE", table=(record.schema, record.table)))
 
 
-def unguard(record: TableRecord, shard: int, target: Session) -> None:
+def unguard(record: TableRecord, shard: int, target: NodeSession) -> None:
     """Allow writes to the copy that becomes the primary. No route leads to it before the pivot."""
     with target.transaction(lock_timeout=LOCK_TIMEOUT):
         for statement in schema.unguard(record, shard):
@@ -105,12 +106,12 @@ def pivoted(cluster: Cluster, work: Work) -> bool:
         return _pivoted(source, work)
 
 
-def _pivoted(source: Session, work: Work) -> bool:
+def _pivoted(source: NodeSession, work: Work) -> bool:
     """Whether the route to the target is attached on the source: it is so from the commit of the pivot on."""
     return attached(source, names.route_table(work.table, work.shard, work.generation))
 
 
-def attached(node: Session, name: str) -> bool:
+def attached(node: NodeSession, name: str) -> bool:
     found = kind_of(node, (names.SCHEMA, name))
     return found is not None and found[1]
 
@@ -165,7 +166,7 @@ def rerouted(cluster: Cluster, work: Work) -> bool:
         return attached(node, names.route_table(work.table, work.shard, work.generation))
 
 
-def drop_routes(node: Session, record: TableRecord, shard: int) -> None:
+def drop_routes(node: NodeSession, record: TableRecord, shard: int) -> None:
     """Detach and drop the routes of a shard, in the transaction of the caller."""
     pattern = f"^{names.shard_table(record.table, shard)}_g[0-9]+_route$"
     rows = node.run(

@@ -31,8 +31,8 @@ def may_leave(cluster: Cluster, work: Work) -> None:
 
 
 def leave(cluster: Cluster, work: Work) -> None:
-    """Drop the logical table and the routes of a node without copies. A node with a shard table of a record is
-    left as it is."""
+    """Drop the logical table and the routes of a node without copies. A node with a shard table of a record
+    is left as it is."""
     record = cluster.record(work)
     if record.on(work.node):
         raise Fail(f"node {work.node} has copies of shards of {work.table}; its tables are not dropped")

@@ -1,5 +1,5 @@
-"""Builders of the plans that change the placement of shards. They are pure: the same record and the same wanted
-placement give the same plans.
+"""Builders of the plans that change the placement of shards. They are pure: the same record and the same
+wanted placement give the same plans.
 
 A plan has one pivot, so that each shard has a plan of its own. `change_plans` returns them in order: the next
 one is to be submitted when the one before it is done."""
@@ -81,8 +81,8 @@ def shard_plan(
     operation: str = "move",
     keep_old: bool = False,
 ) -> Plan:
-    """Change the copies of one shard to the wanted nodes, the primary first. Copies are added before the pivot
-    and removed after it."""
+    """Change the copies of one shard to the wanted nodes, the primary first. Copies are added before the
+    pivot and removed after it."""
     placed = _shard(record, shard)
     if not wanted or len(set(wanted)) != len(wanted) or not {*wanted} <= {*record.nodes}:
         raise InvalidInput(field="wanted", value=wanted, expected="different nodes of the table")

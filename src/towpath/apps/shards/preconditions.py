@@ -13,7 +13,7 @@ from towpath.apps.shards import names, schema
 from towpath.apps.shards.catalogue import TableRecord
 from towpath.apps.shards.replication import qualified
 from towpath.apps.shards.routines import Work
-from towpath.apps.shards.session import Session
+from towpath.apps.shards.session import NodeSession
 
 MIN_VERSION = 160_000
 _ROOM = 1.2
@@ -24,7 +24,8 @@ FROM pg_catalog.pg_attribute a
 WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attname
 """
 _LOCALE = """
-SELECT pg_encoding_to_char(encoding), datlocprovider::text, datcollate, system_identifier
+SELECT pg_encoding_to_char(encoding), datlocprovider::text, datcollate,
+       concat_ws(' ', system_identifier, pg_postmaster_start_time(), current_setting('data_directory'))
 FROM pg_catalog.pg_database, pg_catalog.pg_control_system() WHERE datname = current_database()
 """
 _SOURCE = """
@@ -35,14 +36,15 @@ SELECT current_setting('wal_level') = 'logical',
 """
 _TARGET = """
 SELECT current_setting('max_logical_replication_workers')::int
-         - (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE backend_type LIKE 'logical replication %% worker'),
+         - (SELECT count(*) FROM pg_catalog.pg_stat_activity
+            WHERE backend_type LIKE 'logical replication %% worker'),
        current_setting(%s)::int - (SELECT count(*) FROM pg_catalog.pg_replication_origin),
        (SELECT rolsuper OR pg_has_role(oid, 'pg_create_subscription', 'member')
         FROM pg_catalog.pg_roles WHERE rolname = current_user)
 """
 
 
-def against_move(record: TableRecord, work: Work, source: Session, target: Session) -> list[str]:
+def against_move(record: TableRecord, work: Work, source: NodeSession, target: NodeSession) -> list[str]:
     """All reasons why the shard cannot be copied from `source` to `target`."""
     table = (names.SCHEMA, names.shard_table(record.table, work.shard))
     old = [each for each in (source, target) if each.version < MIN_VERSION]
@@ -58,7 +60,7 @@ def against_move(record: TableRecord, work: Work, source: Session, target: Sessi
     return found
 
 
-def _of_servers(source: Session, target: Session) -> Iterator[str]:
+def _of_servers(source: NodeSession, target: NodeSession) -> Iterator[str]:
     ((*here, first),) = source.run(_LOCALE)
     ((*there, second),) = target.run(_LOCALE)
     if first == second:
@@ -70,7 +72,7 @@ def _of_servers(source: Session, target: Session) -> Iterator[str]:
         yield f"encoding and collation differ: {here} on {source.node}, {there} on {target.node}"
 
 
-def _of_source(source: Session, table: tuple[str, str]) -> Iterator[str]:
+def _of_source(source: NodeSession, table: tuple[str, str]) -> Iterator[str]:
     ((logical, slots, senders, allowed),) = source.run(_SOURCE)
     if not logical:
         yield f"wal_level of {source.node} is not logical"
@@ -81,8 +83,9 @@ def _of_source(source: Session, table: tuple[str, str]) -> Iterator[str]:
     if not allowed:
         yield f"the user on {source.node} needs the attribute REPLICATION"
     rows = source.run(
-        "SELECT relkind::text, relispartition, relreplident::text, EXISTS (SELECT 1 FROM pg_catalog.pg_index i"
-        " WHERE i.indrelid = c.oid AND i.indisprimary) FROM pg_catalog.pg_class c WHERE oid = to_regclass(%s)",
+        "SELECT relkind::text, relispartition, relreplident::text, EXISTS (SELECT 1 FROM"
+        " pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisprimary)"
+        " FROM pg_catalog.pg_class c WHERE oid = to_regclass(%s)",
         [qualified(table)],
     )
     if not rows or rows[0][:2] != ("r", True):
@@ -94,7 +97,7 @@ def _of_source(source: Session, table: tuple[str, str]) -> Iterator[str]:
         )
 
 
-def _of_target(work: Work, target: Session, table: tuple[str, str]) -> Iterator[str]:
+def _of_target(work: Work, target: NodeSession, table: tuple[str, str]) -> Iterator[str]:
     origins = "max_active_replication_origins" if target.version >= 180_000 else "max_replication_slots"
     ((workers, free, allowed),) = target.run(_TARGET, [origins])
     if workers < 2:
@@ -111,7 +114,7 @@ def _of_target(work: Work, target: Session, table: tuple[str, str]) -> Iterator[
         yield f"{table[1]} exists on {target.node} already"
 
 
-def _of_disk(source: Session, target: Session, table: tuple[str, str]) -> Iterator[str]:
+def _of_disk(source: NodeSession, target: NodeSession, table: tuple[str, str]) -> Iterator[str]:
     """Unknown if the user may not run programs on the server."""
     free = free_bytes(target)
     size = source.value("SELECT pg_total_relation_size(to_regclass(%s))", [qualified(table)]) or 0
@@ -119,7 +122,7 @@ def _of_disk(source: Session, target: Session, table: tuple[str, str]) -> Iterat
         yield f"{target.node} has {free} bytes free, and the shard has {size}"
 
 
-def free_bytes(node: Session) -> int | None:
+def free_bytes(node: NodeSession) -> int | None:
     """Free bytes of the file system with the data; None if the user may not ask."""
     with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.ExternalRoutineException, ValueError):
         folder = node.value("SELECT current_setting('data_directory')")
@@ -132,5 +135,5 @@ def free_bytes(node: Session) -> int | None:
     return None
 
 
-def _columns(node: Session, table: str) -> list[tuple[Any, ...]]:
+def _columns(node: NodeSession, table: str) -> list[tuple[Any, ...]]:
     return node.run(_COLUMNS, [table])

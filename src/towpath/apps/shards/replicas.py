@@ -1,8 +1,8 @@
-"""Replicas: copies of a shard that follow its primary by logical replication. A replica follows another primary
-after a move, is dropped, or is promoted when the node of its primary is lost.
+"""Replicas: copies of a shard that follow its primary by logical replication. A replica follows another
+primary after a move, is dropped, or is promoted when the node of its primary is lost.
 
-Replication is asynchronous: rows that the lost primary had acknowledged and not yet sent are not on any replica.
-`positions` and the result of the promotion report how far the replica was."""
+Replication is asynchronous: rows that the lost primary had acknowledged and not yet sent are not on any
+replica. `positions` and the result of the promotion report how far the replica was."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from towpath.apps.shards.membership import begin_step
 from towpath.apps.shards.nodes import NodeAway
 from towpath.apps.shards.plans import step
 from towpath.apps.shards.routines import Cluster, Work, routine
-from towpath.apps.shards.session import Session, compose, session
+from towpath.apps.shards.session import NodeSession, compose, session
 from towpath.errors import InvalidInput
 from towpath.flows.plan import Plan, Step, StepKind, StepRetry
 
@@ -30,14 +30,15 @@ _FORWARD: dict[str, Any] = {
 
 
 def switch(cluster: Cluster, work: Work) -> None:
-    """Follow the new primary (the peer). The replica has all rows up to the pivot; the slot on the new primary
-    was made before the pivot, and changes that came to it by replication are left out (`origin = none`)."""
+    """Follow the new primary (the peer). The replica has all rows up to the pivot; the slot on the new
+    primary was made before the pivot, and changes that came to it by replication are left out (`origin =
+    none`)."""
     with session(cluster, work) as node:
         if not _follows(node, work):
             _follow(cluster, work, node)
 
 
-def _follow(cluster: Cluster, work: Work, node: Session) -> None:
+def _follow(cluster: Cluster, work: Work, node: NodeSession) -> None:
     """Replace the subscription in one transaction; its comment names the generation that it follows."""
     name = names.subscription(work.table, work.shard, work.node)
     with node.transaction():
@@ -59,7 +60,7 @@ def _following(work: Work) -> str:
     return f"towpath shards: generation {work.generation} of {work.peer}"
 
 
-def _follows(node: Session, work: Work) -> bool:
+def _follows(node: NodeSession, work: Work) -> bool:
     comment = node.value(
         "SELECT obj_description(oid, 'pg_subscription') FROM pg_catalog.pg_subscription WHERE subname = %s",
         [names.subscription(work.table, work.shard, work.node)],
@@ -166,7 +167,7 @@ def positions(cluster: Cluster, record: TableRecord, lost: str) -> dict[int, dic
     return found
 
 
-def _applied(node: Session, work: Work) -> int:
+def _applied(node: NodeSession, work: Work) -> int:
     statement = (
         "SELECT coalesce(pg_replication_origin_progress('pg_' || oid, false) - '0/0'::pg_lsn, 0)::bigint"
         " FROM pg_catalog.pg_subscription WHERE subname = %s"
@@ -187,8 +188,8 @@ def furthest(positions: Mapping[int, Mapping[str, int]]) -> dict[int, str]:
 
 
 def promote_plan(record: TableRecord, lost: str, chosen: Mapping[int, str], plan: str) -> Plan:
-    """Make the chosen replicas primaries, and take the lost node out of the table. The copies that are missing
-    then are added by `moves.change_plans`."""
+    """Make the chosen replicas primaries, and take the lost node out of the table. The copies that are
+    missing then are added by `moves.change_plans`."""
     shards: dict[int, Shard] = {}
     for number, shard in enumerate(record.shards):
         left = tuple(node for node in shard.nodes if node != lost)
@@ -294,7 +295,7 @@ def emptied(cluster: Cluster, work: Work) -> bool:
         return _of_plan(node, work)
 
 
-def _of_plan(node: Session, work: Work) -> bool:
+def _of_plan(node: NodeSession, work: Work) -> bool:
     """Whether the table has the tag of this plan; `copying.subscribe` empties such a table."""
     found = kind_of(node, table_of(work))
     return found is not None and found[2] == schema.tag(work.plan)

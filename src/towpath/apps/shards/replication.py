@@ -1,14 +1,15 @@
-"""Logical replication of one shard table: publication, slot and subscription. Every function is idempotent, and
-none runs in a transaction with another: a slot cannot be created in a transaction that has written."""
+"""Logical replication of one shard table: publication, slot and subscription. Every function is idempotent,
+and none runs in a transaction with another: a slot cannot be created in a transaction that has written."""
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import psycopg
 from psycopg import sql
 
-from towpath.apps.shards.session import Session, compose
+from towpath.apps.shards.session import NodeSession, compose
 from towpath.errors import TowpathError
 
 _POLL = 0.05
@@ -24,7 +25,7 @@ class ReplicationBroken(TowpathError):
     retryable = True
 
 
-def create_publication(source: Session, name: str, table: tuple[str, str]) -> None:
+def create_publication(source: NodeSession, name: str, table: tuple[str, str]) -> None:
     """Publish a table."""
     if not publishes(source, name, table):
         if source.value("SELECT 1 FROM pg_catalog.pg_publication WHERE pubname = %s", [name]):
@@ -33,7 +34,7 @@ def create_publication(source: Session, name: str, table: tuple[str, str]) -> No
             source.run(compose("CREATE PUBLICATION {name} FOR TABLE ONLY {table}", name=name, table=table))
 
 
-def publishes(source: Session, name: str, table: tuple[str, str]) -> bool:
+def publishes(source: NodeSession, name: str, table: tuple[str, str]) -> bool:
     statement = (
         "SELECT 1 FROM pg_catalog.pg_publication_tables"
         " WHERE pubname = %s AND schemaname = %s AND tablename = %s"
@@ -41,18 +42,18 @@ def publishes(source: Session, name: str, table: tuple[str, str]) -> bool:
     return source.value(statement, [name, *table]) is not None
 
 
-def drop_publication(source: Session, name: str) -> None:
+def drop_publication(source: NodeSession, name: str) -> None:
     source.run(compose("DROP PUBLICATION IF EXISTS {name}", name=name))
 
 
-def create_slot(source: Session, name: str) -> None:
+def create_slot(source: NodeSession, name: str) -> None:
     """Create a slot, or adopt the slot of this name: after a lost reply it exists already."""
     if not slot_exists(source, name):
         statement = "SELECT 1 FROM pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput')"
         source.run(statement, [name], limit=_SLOT_SECONDS)
 
 
-def slot_exists(source: Session, name: str) -> bool:
+def slot_exists(source: NodeSession, name: str) -> bool:
     """Whether the slot exists and is usable; a slot of another plug-in or database is refused."""
     rows = source.run(
         "SELECT plugin, database = current_database(), coalesce(wal_status, '')"
@@ -65,7 +66,7 @@ def slot_exists(source: Session, name: str) -> bool:
     return bool(rows)
 
 
-def drop_slot(source: Session, name: str) -> None:
+def drop_slot(source: NodeSession, name: str) -> None:
     """Drop a slot; the walsender that uses it is ended first, for a subscriber may be gone without a word."""
     end = time.monotonic() + _INACTIVE_SECONDS
     statement = (
@@ -74,10 +75,8 @@ def drop_slot(source: Session, name: str) -> None:
     )
     while rows := source.run(statement, [name]):
         if rows[0][0] is None:
-            try:
+            with suppress(psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
                 source.run("SELECT pg_catalog.pg_drop_replication_slot(%s)", [name])
-            except (psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
-                pass
         if time.monotonic() > end:
             why = "a walsender uses the slot again and again; drop the subscription first"
             raise ReplicationBroken(name=name, node=source.node, why=why)
@@ -85,7 +84,7 @@ def drop_slot(source: Session, name: str) -> None:
 
 
 def create_subscription(
-    target: Session,
+    target: NodeSession,
     name: str,
     conninfo: str,
     *,
@@ -104,7 +103,7 @@ def create_subscription(
 
 
 def subscribe_statement(
-    target: Session, name: str, conninfo: str, *, publication: str, slot: str, copy: bool
+    target: NodeSession, name: str, conninfo: str, *, publication: str, slot: str, copy: bool
 ) -> None:
     """Create a subscription; it may be in a transaction, since it creates no slot. It receives only changes
     that were written on the publisher itself. The connection string is a literal of the statement: it is
@@ -121,14 +120,15 @@ def subscribe_statement(
     target.run(statement)
 
 
-def subscribed(target: Session, name: str, table: tuple[str, str]) -> bool:
+def subscribed(target: NodeSession, name: str, table: tuple[str, str]) -> bool:
     """Whether the subscription has the table: on a missing publication, CREATE SUBSCRIPTION succeeds and
     replicates nothing."""
     return state_of(target, name, table) is not None
 
 
-def state_of(target: Session, name: str, table: tuple[str, str]) -> str | None:
-    """The state of the table in the subscription, such as `d` (copy) or `r` (ready); None if it is not in it."""
+def state_of(target: NodeSession, name: str, table: tuple[str, str]) -> str | None:
+    """The state of the table in the subscription, such as `d` (copy) or `r` (ready); None if it is not in
+    it."""
     statement = (
         "SELECT r.srsubstate::text FROM pg_catalog.pg_subscription_rel r"
         " JOIN pg_catalog.pg_subscription s ON s.oid = r.srsubid"
@@ -146,7 +146,7 @@ DROP_STATEMENTS = (
 """To be run in one transaction: they drop a subscription without its slot."""
 
 
-def drop_subscription(target: Session, name: str) -> None:
+def drop_subscription(target: NodeSession, name: str) -> None:
     """Drop a subscription without its slot: the publisher may be down."""
     exists = "SELECT 1 FROM pg_catalog.pg_subscription WHERE subname = %s"
     if target.value(exists, [name]) is not None:
@@ -155,22 +155,27 @@ def drop_subscription(target: Session, name: str) -> None:
                 target.run(compose(statement, name=name))
 
 
-def drop_sync_slots(source: Session, target: Session) -> int:
-    """Drop the slots that table synchronisation of dropped subscriptions of `target` has left on `source`."""
-    identifier = target.value("SELECT system_identifier FROM pg_catalog.pg_control_system()")
-    live = [row[0] for row in target.run("SELECT oid::text FROM pg_catalog.pg_subscription")]
+def sync_slots(source: NodeSession) -> list[tuple[str, str, str]]:
+    """The slots of table synchronisation: name, oid of the subscription, system identifier of its server."""
     statement = (
-        "SELECT slot_name FROM pg_catalog.pg_replication_slots"
-        " WHERE slot_name ~ %s AND NOT (split_part(slot_name, '_', 2) = ANY (%s))"
+        "SELECT slot_name, split_part(slot_name, '_', 2), split_part(slot_name, '_', 5)"
+        " FROM pg_catalog.pg_replication_slots WHERE slot_name ~ '^pg_[0-9]+_sync_[0-9]+_[0-9]+$'"
     )
-    left = source.run(statement, [f"^pg_[0-9]+_sync_[0-9]+_{identifier}$", live])
-    for (name,) in left:
-        drop_slot(source, name)
-    return len(left)
+    return source.run(statement)  # type: ignore[return-value]
 
 
-def position(source: Session) -> str:
-    """The position in the WAL after all that was committed so far; it is flushed, so that walsenders send it."""
+def subscriptions(node: NodeSession) -> tuple[str, set[str]]:
+    """The system identifier of a server and the oids of all its subscriptions."""
+    ((identifier, found),) = node.run(
+        "SELECT system_identifier::text, ARRAY(SELECT oid::text FROM pg_catalog.pg_subscription)"
+        " FROM pg_catalog.pg_control_system()"
+    )
+    return identifier, set(found)
+
+
+def position(source: NodeSession) -> str:
+    """The position in the WAL after all that was committed so far; it is flushed, so that walsenders send
+    it."""
     if source.version >= 170_000:
         statement = "SELECT pg_catalog.pg_logical_emit_message(false, 'towpath', '', true)::text"
     else:
@@ -179,7 +184,7 @@ def position(source: Session) -> str:
     return lsn
 
 
-def lag(source: Session, slot: str) -> int | None:
+def lag(source: NodeSession, slot: str) -> int | None:
     """Bytes of WAL that the subscriber has not confirmed; None if there is no slot."""
     statement = (
         "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), confirmed_flush_lsn)::bigint"
@@ -189,7 +194,7 @@ def lag(source: Session, slot: str) -> int | None:
     return found
 
 
-def await_position(source: Session, slots: list[str], lsn: str, seconds: float) -> float:
+def await_position(source: NodeSession, slots: list[str], lsn: str, seconds: float) -> float:
     """Wait until the subscribers of all slots have confirmed a position; return the seconds. Raises
     `ReplicationBroken` when the time is over."""
     begun = time.monotonic()

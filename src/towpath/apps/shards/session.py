@@ -1,5 +1,5 @@
-"""A session of a step on a node: every statement has a limit on the server and on this side, so that neither a
-lock, a long statement nor a dead connection holds a step for ever.
+"""A session of a step on a node: every statement has a limit on the server and on this side, so that neither
+a lock, a long statement nor a dead connection holds a step for ever.
 
 A step that is delivered again may have a predecessor with statements that still run on the server. `session`
 ends the sessions of the predecessor first: sessions of the same table, shard and step node have the same
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 LIMIT = 30.0
 """Seconds of one statement."""
 MARGIN = 3.0
-"""Seconds that this side waits longer than the server: the server ends a statement first, so that no statement
-takes effect after this side has given up."""
+"""Seconds that this side waits longer than the server: the server ends a statement first, so that no
+statement takes effect after this side has given up."""
 _END_PREDECESSORS = """
 SELECT set_config('application_name', %(name)s, false),
        (SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity
@@ -44,7 +44,7 @@ _COMPARABLE = {
 """Settings that the text of a row depends on."""
 
 
-class Session:
+class NodeSession:
     """An open connection in autocommit mode. A statement is text with parameters, or composed by
     `psycopg.sql`."""
 
@@ -126,12 +126,12 @@ class Session:
 
 
 @contextmanager
-def session(cluster: Cluster, work: Work, node: str | None = None) -> Iterator[Session]:
+def session(cluster: Cluster, work: Work, node: str | None = None) -> Iterator[NodeSession]:
     """Open a session of a step on a node, by default its own node, and end those of earlier deliveries."""
     target = work.node if node is None else node
     with cluster.nodes.connect(target, client_connection_check_interval="1s", **_COMPARABLE) as connection:
         connection.prepare_threshold = None
-        opened = Session(target, connection)
+        opened = NodeSession(target, connection)
         name = _application_name(work, target)
         opened._bounded(_END_PREDECESSORS, {"name": name}, LIMIT)  # type: ignore[arg-type]
         yield opened
@@ -144,8 +144,8 @@ def _application_name(work: Work, node: str) -> str:
 
 
 def compose(template: str, **parts: object) -> sql.Composed:
-    """A statement with placeholders `{name}`: text is an identifier, a tuple a qualified name, a list a list of
-    identifiers, a composable itself, any other value a literal."""
+    """A statement with placeholders `{name}`: text is an identifier, a tuple a qualified name, a list a list
+    of identifiers, a composable itself, any other value a literal."""
     return sql.SQL(template).format(**{name: _part(value) for name, value in parts.items()})  # type: ignore[arg-type]
 
 

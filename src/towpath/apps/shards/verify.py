@@ -2,8 +2,8 @@
 
 Rows are compared in chunks by primary key: number of rows and sum of row hashes. A chunk that differs is read
 row by row from the source, then, after the target has confirmed the position of that moment, from the target,
-and from the source again. A row is wrong if the source had the same value both times and the target has another:
-rows that a writer changed meanwhile are no difference."""
+and from the source again. A row is wrong if the source had the same value both times and the target has
+another: rows that a writer changed meanwhile are no difference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 from psycopg import sql
 
 from towpath.apps.shards import replication
-from towpath.apps.shards.session import Session, compose
+from towpath.apps.shards.session import NodeSession, compose
 from towpath.errors import TowpathError
 
 CHUNK = 250_000
@@ -52,7 +52,7 @@ class KeyColumns(msgspec.Struct, frozen=True):
         return sql.SQL("({}) {} ({})").format(self.listed(), sql.SQL(operator), values)  # type: ignore[arg-type]
 
 
-def key_columns(node: Session, table: tuple[str, str]) -> KeyColumns:
+def key_columns(node: NodeSession, table: tuple[str, str]) -> KeyColumns:
     """The primary key of a table; without columns if it has none."""
     rows = node.run(
         "SELECT a.attname, format_type(a.atttypid, a.atttypmod) FROM pg_catalog.pg_index i"
@@ -67,7 +67,7 @@ def key_columns(node: Session, table: tuple[str, str]) -> KeyColumns:
 class Comparison:
     """Compares one table on two nodes. `slot` on the source has the position that the target confirmed."""
 
-    def __init__(self, source: Session, target: Session, table: tuple[str, str], slot: str) -> None:
+    def __init__(self, source: NodeSession, target: NodeSession, table: tuple[str, str], slot: str) -> None:
         self._source, self._target, self._table, self._slot = source, target, table, slot
         self._key = key_columns(source, table)
 
@@ -128,8 +128,8 @@ class Comparison:
             if before.get(key) == later.get(key) != copied.get(key)
         ]
         if wrong and not again:
-            return self._compare_rows(within, again=True)
-        if wrong:
+            self._compare_rows(within, again=True)
+        elif wrong:
             shown: Sequence[Key] = sorted(wrong)[:5]
             raise RowsDiffer(
                 table=self._table[1],
@@ -139,7 +139,7 @@ class Comparison:
                 keys=", ".join("/".join(key) for key in shown),
             )
 
-    def _rows(self, node: Session, within: sql.Composable) -> dict[Key, int]:
+    def _rows(self, node: NodeSession, within: sql.Composable) -> dict[Key, int]:
         statement = compose(
             "SELECT hashtextextended(x::text, 0), {text} FROM {table} AS x WHERE {within}",
             text=self._key.as_text(),
