@@ -30,6 +30,7 @@ SETTINGS = {
     "max_logical_replication_workers": "30",
     "shared_buffers": "16MB",
     "wal_receiver_status_interval": "1",
+    "wal_retrieve_retry_interval": "100ms",
 }
 COLUMNS = "id bigint, name text NOT NULL DEFAULT 'x', at timestamptz"
 

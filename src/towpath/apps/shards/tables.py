@@ -73,7 +73,7 @@ def create_tables(cluster: Cluster, work: Work) -> dict[str, int]:
     own = _primaries(record, work.node)
     with cluster.nodes.connect(work.node, autocommit=False, lock_timeout=LOCK_TIMEOUT) as connection:
         schema.ensure_schema(connection)
-        if not _has_parent(connection, record, work):
+        if not has_parent(connection, record, work):
             connection.execute(schema.create_parent(record))
             connection.execute(schema.comment("TABLE", schema.logical(record), schema.tag(work.plan)))
         connection.commit()
@@ -99,7 +99,7 @@ def _create_shard(
         connection.execute(schema.attach(record, name, shard))
 
 
-def _has_parent(connection: Connection[Any], record: TableRecord, work: Work) -> bool:
+def has_parent(connection: Connection[Any], record: TableRecord, work: Work) -> bool:
     found = connection.execute(
         "SELECT c.relkind = 'p' AND obj_description(c.oid, 'pg_class') = %s FROM pg_class c"
         " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s",
@@ -114,7 +114,7 @@ def tables_created(cluster: Cluster, work: Work) -> bool:
     record = cluster.record(work)
     with cluster.nodes.connect(work.node) as connection:
         present = relations(connection)
-        return _has_parent(connection, record, work) and all(
+        return has_parent(connection, record, work) and all(
             (found := present.get(names.shard_table(record.table, shard))) is not None
             and found.parent == logical_name(record)
             for shard in _primaries(record, work.node)
@@ -135,7 +135,7 @@ def undo_tables(cluster: Cluster, work: Work) -> None:
         }
         _drop(connection, ours.values())
         try:
-            if _has_parent(connection, record, work):
+            if has_parent(connection, record, work):
                 connection.execute(SQL("DROP TABLE {}").format(schema.logical(record)))
         except NotOurs:
             pass

@@ -1,0 +1,161 @@
+"""A session of a step on a node: every statement has a limit on the server and on this side, so that neither
+a lock, a long statement nor a dead connection holds a step for ever.
+
+A step that is delivered again may have a predecessor with statements that still run on the server. `session`
+ends the sessions of the predecessor first: sessions of the same table, shard and step node have the same
+application name."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+
+from towpath.apps.shards.nodes import NodeAway
+from towpath.apps.shards.routines import Cluster, Work
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+LIMIT = 30.0
+"""Seconds of one statement."""
+MARGIN = 3.0
+"""Seconds that this side waits longer than the server: the server ends a statement first, so that no
+statement takes effect after this side has given up."""
+_END_PREDECESSORS = """
+SELECT set_config('application_name', %(name)s, false),
+       (SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity
+        WHERE application_name = %(name)s AND pid <> pg_backend_pid())
+"""
+_COMPARABLE = {
+    "datestyle": "ISO",
+    "timezone": "UTC",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+}
+"""Settings that the text of a row depends on."""
+
+
+class NodeSession:
+    """An open connection in autocommit mode. A statement is text with parameters, or composed by
+    `psycopg.sql`."""
+
+    def __init__(self, node: str, connection: Connection[Any]) -> None:
+        self.node = node
+        self._connection = connection
+        self._limit = 0.0
+
+    @property
+    def connection(self) -> Connection[Any]:
+        """For functions that run statements of their own; to be used in a block of `bounded`."""
+        return self._connection
+
+    @property
+    def version(self) -> int:
+        return self._connection.info.server_version
+
+    def run(
+        self, statement: str | sql.Composable, params: Sequence[object] = (), *, limit: float = LIMIT
+    ) -> list[tuple[Any, ...]]:
+        """Run a statement and return its rows. After `limit` seconds the server cancels it."""
+        if limit != self._limit:
+            self._bounded("SELECT set_config('statement_timeout', %s, false)", [f"{limit * 1000:.0f}"], LIMIT)
+            self._limit = limit
+        return self._bounded(statement, params, limit)
+
+    def value(
+        self, statement: str | sql.Composable, params: Sequence[object] = (), *, limit: float = LIMIT
+    ) -> Any:
+        """The first column of the first row; None without a row."""
+        rows = self.run(statement, params, limit=limit)
+        return rows[0][0] if rows else None
+
+    @contextmanager
+    def transaction(self, **settings: str) -> Iterator[None]:
+        """A transaction with settings of its own, such as `lock_timeout="1s"`."""
+        self.run("BEGIN")
+        try:
+            for name, value in settings.items():
+                self.run("SELECT set_config(%s, %s, true)", [name, value])
+            yield
+            self.run("COMMIT")
+        except BaseException:
+            if not self._connection.closed:
+                with suppress(psycopg.Error, NodeAway):
+                    self._bounded("ROLLBACK", (), LIMIT)
+            raise
+
+    def _bounded(
+        self, statement: str | sql.Composable, params: Sequence[object], limit: float
+    ) -> list[tuple[Any, ...]]:
+        with self.bounded(limit):
+            query = statement.encode() if isinstance(statement, str) else statement
+            cursor = self._connection.execute(query, params or None)
+            return cursor.fetchall() if cursor.description else []
+
+    @contextmanager
+    def bounded(self, limit: float = LIMIT) -> Iterator[None]:
+        """End the connection if the block takes longer than the limit and a margin. Raises `NodeAway` if the
+        connection is lost in the block."""
+        timer = threading.Timer(limit + MARGIN, self._cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except psycopg.OperationalError as error:
+            if not self._connection.broken:
+                raise
+            why = str(error).strip() if timer.is_alive() else f"no answer within {limit + MARGIN:g} s"
+            raise NodeAway(node=self.node, why=why) from None
+        finally:
+            timer.cancel()
+
+    def _cut(self) -> None:
+        """End the connection from another thread: the statement that waits fails at once."""
+        with suppress(OSError, psycopg.Error):
+            with socket.socket(fileno=os.dup(self._connection.fileno())) as connected:
+                connected.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def session(cluster: Cluster, work: Work, node: str | None = None) -> Iterator[NodeSession]:
+    """Open a session of a step on a node, by default its own node, and end those of earlier deliveries."""
+    target = work.node if node is None else node
+    with cluster.nodes.connect(target, client_connection_check_interval="1s", **_COMPARABLE) as connection:
+        connection.prepare_threshold = None
+        opened = NodeSession(target, connection)
+        name = _application_name(work, target)
+        opened._bounded(_END_PREDECESSORS, {"name": name}, LIMIT)  # type: ignore[arg-type]
+        yield opened
+
+
+def _application_name(work: Work, node: str) -> str:
+    """At most 63 bytes, and equal only for the same table, shard, step node and connected node."""
+    full = f"{work.table}/{work.shard}/{work.node}/{node}"
+    return f"towpath shards {hashlib.sha256(full.encode()).hexdigest()[:16]}"
+
+
+def compose(template: str, **parts: object) -> sql.Composed:
+    """A statement with placeholders `{name}`: text is an identifier, a tuple a qualified name, a list a list
+    of identifiers, a composable itself, any other value a literal."""
+    return sql.SQL(template).format(**{name: _part(value) for name, value in parts.items()})  # type: ignore[arg-type]
+
+
+def _part(value: object) -> sql.Composable:
+    if isinstance(value, sql.Composable):
+        return value
+    if isinstance(value, str):
+        return sql.Identifier(value)
+    if isinstance(value, tuple):
+        return sql.Identifier(*value)
+    if isinstance(value, list):
+        return sql.SQL(", ").join(map(sql.Identifier, value))
+    return sql.Literal(value)
