@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from towpath.apps.shards import names
-from towpath.errors import InvalidInput, NodeAway, NotInstalled
+from towpath.errors import InvalidInput, NotInstalled
+from towpath.errors import NodeAway as NodeAway
 
 if TYPE_CHECKING:
     from psycopg import Connection
