@@ -466,6 +466,7 @@ COMMANDS = {
     "lanes": ("fleet:lanes", "List, pause and resume lanes of workers."),
     "groups": ("groups:groups", "List, show, pause, abort and retry groups."),
     "schedules": ("schedules:schedules", "List, change and trigger schedules of repeated jobs."),
+    "shards": ("shards:shards", "Split tables over several PostgreSQL servers."),
     "backup": ("maintenance:backup", "Copy the ledger to a new file while workers run."),
     "ledger": (
         "maintenance:ledger",
