@@ -84,13 +84,9 @@ PACKAGES: Mapping[str, Sequence[str]] = {
     "rich": ("cli", "operations"),
     **dict.fromkeys(("litestar", "uvicorn", "httptools", "multipart", "cryptography"), ("http",)),
     "httpx2": ("http", "operations"),
-    "prometheus_client": ("observe",),
-    "opentelemetry": ("observe",),
-    "django": ("contrib",),
-    "django_tasks": ("contrib",),
-    "asgiref": ("contrib",),
-    "pytest": ("testing",),
-    "hypothesis": ("testing",),
+    **dict.fromkeys(("prometheus_client", "opentelemetry"), ("observe",)),
+    **dict.fromkeys(("django", "django_tasks", "asgiref"), ("contrib",)),
+    **dict.fromkeys(("pytest", "hypothesis"), ("testing",)),
 }
 # Standard modules that no module imports: two SQLite libraries on one file lose commits, and payloads are
 # never code.
