@@ -4,7 +4,7 @@ agents are needed. Agents that run elsewhere take part."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -18,11 +18,11 @@ POLL = 0.1
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """One look at a running plan. `news` are the steps that have ended since the last look."""
+    """One look at a running plan. `total` is the number of its steps, with the cleanup."""
 
     status: PlanStatus
-    news: tuple[StepStatus, ...]
-    running: tuple[StepStatus, ...]
+    steps: tuple[StepStatus, ...]
+    total: int
 
 
 Report = Callable[[Seen], None]
@@ -59,7 +59,7 @@ class Runner:
             if self._aborted:
                 break
             self._current = await self._app.plans.asubmit(each.plan, id=each.id, by=self._by)
-            ended.append(await self._watch())
+            ended.append(await self._watch(len(each.plan.steps)))
             if ended[-1].state != "done":
                 break
         return ended
@@ -67,17 +67,16 @@ class Runner:
     async def abort(self, why: str) -> bool | None:
         """True: the current plan is rolled back; False: it is completed; None: the pivot decides."""
         self._aborted = True
-        return None if self._current is None else bool(await self._current.aabort(by=self._by, why=why))
+        if self._current is None:
+            return None
+        answer: bool | None = await self._current.aabort(by=self._by, why=why)
+        return answer
 
-    async def _watch(self) -> PlanStatus:
-        handle, known = self._current, set[str]()
+    async def _watch(self, total: int) -> PlanStatus:
+        handle = self._current
         while True:
             status: PlanStatus = await handle.astatus()
-            steps: Sequence[StepStatus] = await handle.asteps()
-            news = tuple(step for step in steps if step.finished_at is not None and step.name not in known)
-            known.update(step.name for step in news)
-            running = tuple(step for step in steps if step.state == "running")
-            self._report(Seen(status, news, running))
+            self._report(Seen(status, tuple(await handle.asteps()), total))
             if status.is_final:
                 return status
             await asyncio.sleep(POLL)

@@ -24,6 +24,7 @@ from towpath.apps.shards.catalogue import (
     check_counts,
 )
 from towpath.apps.shards.columns import described
+from towpath.apps.shards.inventory import NodeFacts, facts_of
 from towpath.apps.shards.nodes import Nodes
 from towpath.apps.shards.placement import Placement, Planned, balanced, initial
 from towpath.apps.shards.plans import create_plan, drop_plan, routes_done
@@ -175,6 +176,8 @@ class Shards:
         """Replace a lost node: its replicas become primaries. Raises `NotReady` if a shard has no other
         copy. `rebalance` adds the missing copies afterwards."""
         found, reasons = [], []
+        if lost in self.nodes and isinstance(facts_of(self.nodes, [lost])[lost], NodeFacts):
+            reasons.append(f"node {lost} answers: use remove-node, or stop its server first")
         for record in self._some(tables):
             if lost not in record.nodes:
                 continue
