@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from towpath.apps.shards import names
 from towpath.apps.shards.catalogue import TableRecord
 from towpath.apps.shards.inventory import Inventory, Relation, logical_name, of_nodes
-from towpath.apps.shards.nodes import NodeAway, Nodes
+from towpath.apps.shards.nodes import Nodes
+from towpath.errors import NodeAway
 
 
 def audit(nodes: Nodes, records: Iterable[TableRecord]) -> list[str]:

@@ -12,7 +12,8 @@ from psycopg import Connection, Error
 
 from towpath.apps.shards import names
 from towpath.apps.shards.catalogue import TableRecord
-from towpath.apps.shards.nodes import NodeAway, Nodes
+from towpath.apps.shards.nodes import Nodes
+from towpath.errors import NodeAway
 
 MAX_THREADS = 16
 """Nodes read at the same time."""
@@ -70,7 +71,8 @@ class NodeFacts(msgspec.Struct, frozen=True):
     node: str
     version: int
     version_text: str
-    system_identifier: str
+    identity: str
+    """The system identifier and the time of the start: two copies of a data directory have one identifier."""
     encoding: str
     wal_level: str
     in_recovery: bool
@@ -139,7 +141,7 @@ WHERE slot_name ^@ %s AND (database = current_database() OR database IS NULL)
 
 _FACTS = """
 SELECT current_setting('server_version_num')::int, current_setting('server_version'),
-  (SELECT system_identifier::text FROM pg_control_system()),
+  (SELECT system_identifier::text FROM pg_control_system()) || ' ' || pg_postmaster_start_time(),
   current_setting('server_encoding'), current_setting('wal_level'), pg_is_in_recovery(),
   r.rolsuper, r.rolsuper OR has_database_privilege(current_database(), 'CREATE'),
   r.rolsuper OR (r.rolreplication AND pg_has_role('pg_create_subscription', 'USAGE')),

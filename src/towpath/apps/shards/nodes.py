@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from towpath.apps.shards import names
-from towpath.errors import InvalidInput, NotInstalled, TowpathError
+from towpath.errors import InvalidInput, NotInstalled
+from towpath.errors import NodeAway as NodeAway
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -17,13 +18,6 @@ _OF_THE_USER = ("user", "password", "sslpassword", "passfile", "sslcert", "sslke
 _OF_THE_CLIENT = ("application_name", "fallback_application_name", "options", "client_encoding")
 DEFAULTS = {"connect_timeout": "5", "tcp_user_timeout": "15000", "keepalives_idle": "10"}
 """A connection that hangs ends after these times; an address may set others."""
-
-
-class NodeAway(TowpathError):
-    """No connection to the node. The message has no password."""
-
-    sentence = "node {node} cannot be reached: {why}"
-    retryable = True
 
 
 class Nodes:
@@ -75,7 +69,7 @@ class Nodes:
         try:
             connection = psycopg.connect(**given, autocommit=autocommit)
         except psycopg.OperationalError as error:
-            raise NodeAway(node=node, why=str(error).strip()) from None
+            raise NodeAway(node=node, why=f"cannot be reached: {_hidden(error, given)}", sent=False) from None
         with connection:
             yield connection
 
@@ -101,6 +95,12 @@ def _parsed(node: str, address: str) -> dict[str, str]:
         raise InvalidInput(
             field=f"nodes.{node}.address", value="...", expected="a connection string of PostgreSQL"
         ) from None
+
+
+def _hidden(error: Exception, given: Mapping[str, str]) -> str:
+    """The text of an error without the password."""
+    text, password = str(error).strip(), given.get("password")
+    return text.replace(password, "***") if password else text
 
 
 def _without(parameters: Mapping[str, str], left_out: tuple[str, ...]) -> dict[str, str]:

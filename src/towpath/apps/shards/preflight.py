@@ -16,8 +16,8 @@ from towpath.apps.shards.inventory import (
     logical_name,
     of_nodes,
 )
-from towpath.apps.shards.nodes import NodeAway, Nodes
-from towpath.errors import TowpathError
+from towpath.apps.shards.nodes import Nodes
+from towpath.errors import NodeAway, TowpathError
 
 MIN_VERSION = 160_000
 """PostgreSQL 16: `origin = none` of subscriptions."""
@@ -88,10 +88,10 @@ def _together(known: Sequence[NodeFacts]) -> Iterator[str]:
     """Reasons against nodes as a set."""
     servers: dict[str, list[str]] = {}
     for each in known:
-        servers.setdefault(each.system_identifier, []).append(each.node)
+        servers.setdefault(each.identity, []).append(each.node)
     for same in servers.values():
         if len(same) > 1:
-            yield f"{', '.join(same)}: the same PostgreSQL server (system_identifier); each node is one"
+            yield f"{', '.join(same)}: the same PostgreSQL server; each node must be one of its own"
     encodings = sorted({each.encoding for each in known})
     if len(encodings) > 1:
         yield f"the databases have different encodings: {', '.join(encodings)}"

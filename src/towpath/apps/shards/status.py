@@ -10,8 +10,9 @@ import msgspec
 from towpath.apps.shards import names
 from towpath.apps.shards.catalogue import Shard, TableRecord
 from towpath.apps.shards.inventory import Inventory, NodeFacts, facts_of, of_nodes
-from towpath.apps.shards.nodes import NodeAway, Nodes
+from towpath.apps.shards.nodes import Nodes
 from towpath.apps.shards.preflight import preflight
+from towpath.errors import NodeAway
 
 RfStatus = Literal["ok", "degraded", "broken"]
 
