@@ -15,7 +15,9 @@ STEP = f"{PLAN}/copy"
 """The label of the attempts at the step of `action_context`."""
 
 
-def action_context(name: str, *, timeout: float | None = None, undo: bool = False, **node: Any) -> ActionContext:
+def action_context(
+    name: str, *, timeout: float | None = None, undo: bool = False, **node: Any
+) -> ActionContext:
     """A delivery of the step `copy` of the plan, with this node in the settings."""
     settings = Settings(nodes={name: Node(name=name, **node)}, origins={})
     job = f"plan/{STEP}/undo" if undo else f"plan/{STEP}"
