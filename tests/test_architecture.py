@@ -31,7 +31,10 @@ ROOMS: Sequence[tuple[str, str]] = (
     ("ledger.sqlite ledger.postgres", f"{_DRIVER} ledger.tables"),
     ("observe runtime", f"core ledger fleet {_BASE}"),
     ("tasks", f"core ledger fleet runtime observe {_BASE}"),
-    ("queues operations", f"core ledger fleet ledger.tables runtime tasks queues settings observe flows {_BASE}"),
+    (
+        "queues operations",
+        f"core ledger fleet flows ledger.tables runtime tasks queues settings observe {_BASE}",
+    ),
     ("fleet flows", "core ledger errors escapes"),
     ("app towpath", f"core ledger runtime tasks queues operations flows settings commands app {_BASE}"),
     ("http", f"app queues flows core ledger ledger.remote runtime tasks observe {_BASE}"),
@@ -73,14 +76,13 @@ MAY_IMPORT_LATE: Mapping[str, Sequence[str]] = {
 PACKAGES: Mapping[str, Sequence[str]] = {
     "msgspec": [room for room in MAY_IMPORT if room not in ("towpath", "commands", *_BASE.split())],
     "apsw": ("ledger.sqlite", "testing"),
-    "psycopg": ("ledger.postgres", "operations", "apps", "testing"),
+    "psycopg": ("ledger.postgres", "testing"),
     "psycopg_pool": ("ledger.postgres",),
     "obstore": ("ledger.objects",),
     "cronsim": ("core",),
     "click": ("cli",),
     "rich": ("cli", "operations"),
-    **dict.fromkeys(("litestar", "uvicorn", "httptools", "multipart", "cryptography"), ("http",)),
-    "httpx2": ("http", "operations"),
+    **dict.fromkeys(("litestar", "uvicorn", "httptools", "httpx2", "multipart", "cryptography"), ("http",)),
     "prometheus_client": ("observe",),
     "opentelemetry": ("observe",),
     "django": ("contrib",),
@@ -119,7 +121,7 @@ MOST_FUNCTION_LINES = 60
 MOST_PUBLIC_METHODS = 18
 _LEDGERS = ("memory.ledger.MemoryLedger", "model.ModelLedger", "remote.ledger.RemoteLedger")
 MAY_BE_WIDE: Mapping[str, int] = {
-    "towpath.app.App": 32,
+    "towpath.app.App": 33,
     "towpath.queues.message.Message": 20,
     **{f"towpath.ledger.{name}": 24 for name in _LEDGERS},
 }
@@ -127,8 +129,7 @@ MAY_BE_WIDE: Mapping[str, int] = {
 MOST_PARAMETERS = 7
 MOST_FILES = 248
 """Of the package without testing/ and contrib/: 150 after the files were put in order, 12 for what came later
-(hooks, job log, discovery, mistakes, history, completion, debug, receipts), 78 for HTTP, the others
-for plans."""
+(hooks, job log, discovery, mistakes, history, completion, debug, receipts), the others for HTTP and plans."""
 MOST_FILES_AT_THE_TOP = 10
 MOST_ROWS = 16
 

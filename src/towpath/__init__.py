@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from towpath.core.limits import Rate
     from towpath.core.retry import Exponential, Policy
     from towpath.core.views import GroupStatus, JobStatus
+    from towpath.flows.actions import Http, Shell, Sql
+    from towpath.flows.plan import Plan, Step, StepKind, StepRetry
+    from towpath.flows.status import PlanStatus
     from towpath.ledger import Ledger, open_ledger
     from towpath.ledger.sqlite import SqliteLedger, SqliteOptions
     from towpath.operations.bandwidth import Bandwidth
@@ -68,6 +71,7 @@ __all__ = [
     "GroupHandle",
     "GroupStatus",
     "Hooks",
+    "Http",
     "JobFailure",
     "JobHandle",
     "JobLogFilter",
@@ -76,6 +80,8 @@ __all__ = [
     "Ledger",
     "Message",
     "PartStatus",
+    "Plan",
+    "PlanStatus",
     "Policy",
     "Queue",
     "QueueStatus",
@@ -83,11 +89,16 @@ __all__ = [
     "Reason",
     "Retry",
     "Running",
+    "Shell",
     "Snapshot",
     "Snooze",
+    "Sql",
     "SqliteLedger",
     "SqliteOptions",
     "State",
+    "Step",
+    "StepKind",
+    "StepRetry",
     "StopRequested",
     "Task",
     "Throttled",
@@ -116,6 +127,9 @@ _HOMES = {
     "towpath.tasks.handles": "GroupHandle JobHandle",
     "towpath.tasks.hooks": "Hooks JobFailure provided",
     "towpath.tasks.log_fields": "JobLogFilter",
+    "towpath.flows.actions": "Http Shell Sql",
+    "towpath.flows.plan": "Plan Step StepKind StepRetry",
+    "towpath.flows.status": "PlanStatus",
     "towpath.ledger": "Ledger open_ledger",
     "towpath.ledger.sqlite": "SqliteLedger SqliteOptions",
     "towpath.operations.progress": "Snapshot",

@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Un
 
 from towpath.clock import Clock
 from towpath.core.commands import Result
+from towpath.core.job import ClaimedJob
 from towpath.core.limits import Bounds
 from towpath.core.schedule import Schedule, every_of
 from towpath.errors import InvalidInput
@@ -31,9 +32,11 @@ from towpath.tasks.hooks import Hooks
 from towpath.tasks.mistakes import APP_METHODS, no_attribute, without_times
 from towpath.tasks.options import TaskOptions
 from towpath.tasks.outcomes import Span
-from towpath.tasks.task import AsyncTask, Call, Decorator, Registry, Task, make_task
+from towpath.tasks.task import AsyncTask, Call, Decorator, Registry, Task, TaskSource, make_task
 
 if TYPE_CHECKING:
+    from towpath.operations.flows import FlowRuns
+    from towpath.operations.plans import Plans
     from towpath.operations.progress import KindHistory, LiveProgress, Snapshot
     from towpath.queues.message import Queue
     from towpath.testing.app import Testing
@@ -78,6 +81,8 @@ class App:
         self.engine = Engine(place, settings.name, clock, ledger, settings.priorities)
         """The open ledger, its committer and the services built on them. For the rooms of this package."""
         self._registry = Registry(self.engine, hooks)
+        self._registry.built_in = self._built_in
+        self._flows: FlowRuns | None = None
         self._live: LiveProgress | None = None
         self.engine.due.append(Scheduler(self.engine).due)
 
@@ -185,6 +190,23 @@ class App:
     def breakers(self) -> breakers.BreakerControls:
         """The circuit breakers in the ledger: read them, open and close them by hand."""
         return breakers.BreakerControls(self.engine)
+
+    @property
+    def plans(self) -> Plans:
+        """Plans: commands on nodes with dependencies, checks and rollback. See `docs/plans.md`."""
+        from towpath.operations.plans import Plans
+
+        return Plans(self._registry, self.settings)
+
+    def _built_in(self, claim: ClaimedJob, tasks: TaskSource) -> Any:
+        """The attempt at a job of a built-in kind; None for other kinds."""
+        if not claim.job.kind.startswith("towpath."):
+            return None
+        if self._flows is None:
+            from towpath.operations.flows import FlowRuns
+
+            self._flows = FlowRuns(self._registry, self._configuration)
+        return self._flows.attempt(claim, tasks)
 
     def _plain_arguments(self, kind: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Arguments as the JSON they are stored as, checked if the task is known here."""

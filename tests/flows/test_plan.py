@@ -254,27 +254,24 @@ def test_a_cycle_is_not_resolved() -> None:
         Plan("p", (step("a", after=["b"]), step("b", after=["a"]))).resolved()
 
 
-@pytest.mark.parametrize("steps", [100_000])
-def test_a_large_plan_takes_seconds(steps: int) -> None:
+def test_a_large_plan_takes_seconds() -> None:
     chance = random.Random(4)
-    began = time.perf_counter()
-    plan = Plan(
-        "large",
-        tuple(
-            step(
-                f"s{n}",
-                node=f"n{n % 50}",
-                after={f"s{chance.randrange(max(0, n - 500), n)}" for _ in range(min(3, n))},
-                needs=[f"t{n // 10}"] if n % 10 else (),
-                undo_destroys=() if n % 10 else [f"t{n // 10}"],
-                locks=[f"l{n % 1000}"] if n % 5 == 0 else (),
-            )
-            for n in range(steps)
-        ),
+    began = time.process_time()
+    large = tuple(
+        step(
+            f"s{n}",
+            node=f"n{n % 50}",
+            after={f"s{chance.randrange(max(0, n - 500), n)}" for _ in range(min(3, n))} | {f"s{n - n % 10}"}
+            if n % 10
+            else (),
+            needs=[f"t{n // 10}"] if n % 10 else (),
+            undo_destroys=() if n % 10 else [f"t{n // 10}"],
+            locks=[f"l{n % 1000}"] if n % 5 == 0 else (),
+        )
+        for n in range(50_000)
     )
-    with pytest.raises(InvalidPlan, match="needs it"):
-        plan.check()
-    assert len(plan.resolved()) == steps
-    assert len(plan.content_hash) == 64
-    assert Plan.from_json(plan.to_json()) == plan
-    assert time.perf_counter() - began < 60
+    plan = Plan("large", large)
+    plan.check()
+    assert len(plan.resolved()) == 50_000
+    assert Plan.from_json(plan.to_json()).content_hash == plan.content_hash
+    assert time.process_time() - began < 40

@@ -83,7 +83,7 @@ class Window(msgspec.Struct, frozen=True, gc=False):
         return ((self.start, self.end),) if self.start < self.end else ((self.start, DAY), (0, self.end))
 
 
-class Plan(msgspec.Struct, frozen=True, gc=False):
+class LimitPlan(msgspec.Struct, frozen=True, gc=False):
     """Limits, and the windows of the day in which others apply."""
 
     limits: BandwidthLimits = BandwidthLimits()
@@ -102,10 +102,10 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
         return self.limits
 
 
-def plan(up: object, down: object, total: object, schedule: object, tz: str) -> Plan:
+def plan(up: object, down: object, total: object, schedule: object, tz: str) -> LimitPlan:
     """The plan of these settings. Raises InvalidInput with the field."""
     zone_of(tz)
-    return Plan(
+    return LimitPlan(
         BandwidthLimits(speed("up", up), speed("down", down), speed("total", total)), _windows(schedule), tz
     )
 

@@ -275,9 +275,7 @@ def shown(limit: str) -> str:
     return limit if limit.startswith(limit_of("")) else f"resource {limit}"
 
 
-def lane_queues(
-    lanes: Mapping[str, Lane], sources: Mapping[str, str], beside: str = ""
-) -> list[LaneQueues]:
+def lane_queues(lanes: Mapping[str, Lane], sources: Mapping[str, str], beside: str = "") -> list[LaneQueues]:
     """The queue sets of the lanes. `sources` maps a queue to the resource that all its jobs use. `beside`: a
     further queue, of the first lane."""
     found: list[LaneQueues] = []

@@ -1,11 +1,11 @@
 """The coordinator of a plan: a job that runs when a group of the plan has closed, decides what comes next and
 appends it.
 
-`decide` is pure. `advance` is the handler of `towpath.plan.advance`: it may be delivered several times and may
-die at any point. A decision is written to the record of the plan first, compared with the version that was
-read; from then on no operator can change the steps. The jobs that follow from it have ids that are derived
-from the plan, so that a second delivery appends the same jobs. The end of the coordinator is one transaction
-with the next state of the record."""
+`decide` is pure. `advance` is the handler of `towpath.plan.advance`: it may be delivered several times, and
+may die at any point. The decision to roll back is written to the record of the plan first, compared with the
+version that was read; from then on no operator can change the steps. The jobs that follow from it have ids
+that are derived from the plan, so that a second delivery appends the same jobs. The end of the coordinator is
+one transaction with the next state of the record."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Next(StrEnum):
     COMPLETE = "complete"
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Choice(msgspec.Struct, frozen=True):
     next: Next
     why: str | None = None
 
@@ -83,24 +83,24 @@ def member_of(job: Job, step: Step) -> Member:
     return Member(step.name, step.kind, job.state is DONE, failed, effect_of(job))
 
 
-def decide(members: Sequence[Member], aborting: bool = False) -> Decision:
+def decide(members: Sequence[Member], aborting: bool = False) -> Choice:
     """What follows when the group of the steps has closed. `aborting`: a person has asked for the end of the
     plan."""
     open_members = [member for member in members if not member.done]
     if not open_members:
-        return Decision(Next.FINISH)
+        return Choice(Next.FINISH)
     failed = [member for member in open_members if member.failed]
     pivot = next((member for member in members if member.kind is StepKind.PIVOT), None)
     if pivot is not None and pivot.effect is Effect.APPLIED:
         if aborting and not failed:
-            return Decision(Next.COMPLETE, f"the pivot {pivot.name} took effect before the abort")
-        return Decision(Next.PARK, f"{_named(failed or open_members)} after the pivot {pivot.name}")
+            return Choice(Next.COMPLETE, f"the pivot {pivot.name} took effect before the abort")
+        return Choice(Next.PARK, f"{_named(failed or open_members)} after the pivot {pivot.name}")
     if pivot is not None and pivot.effect is not Effect.NONE:
-        return Decision(Next.PARK, f"the pivot {pivot.name} may have taken effect")
+        return Choice(Next.PARK, f"the pivot {pivot.name} may have taken effect")
     unknown = [member for member in failed if member.effect is Effect.UNKNOWN]
     if unknown and not aborting:
-        return Decision(Next.PARK, f"it is unknown whether {_names(unknown)} took effect")
-    return Decision(Next.ROLL_BACK, "aborted" if aborting else _named(failed or open_members))
+        return Choice(Next.PARK, f"it is unknown whether {_names(unknown)} took effect")
+    return Choice(Next.ROLL_BACK, "aborted" if aborting else _named(failed or open_members))
 
 
 def _names(members: Sequence[Member]) -> str:
@@ -157,34 +157,30 @@ def _after_steps(door: FlowDoor, record: PlanRecord, version: int, group: GroupV
     if group.failed + group.canceled == 0:
         return _finish(door, record, version, PlanState.DONE)
     steps = _steps_of(door, record.id)
-    decision = decide([member_of(job, step) for job, step in steps], record.aborting)
-    match decision.next:
+    choice = decide([member_of(job, step) for job, step in steps], record.aborting)
+    match choice.next:
         case Next.FINISH:
             return _finish(door, record, version, PlanState.DONE)
         case Next.PARK:
             left = [step.name for job, step in steps if job.state is not DONE]
-            return _end(door, replace(record, why=decision.why), version, PlanState.PARKED, left)
+            return _end(door, replace(record, why=choice.why), version, PlanState.PARKED, left)
         case Next.COMPLETE:
-            return _complete(door, record, version, decision)
-    building = replace(
-        record, state=PlanState.ROLLING_BACK, stage=Stage.UNDO, building=True, why=decision.why
-    )
+            return _complete(door, record, version, choice)
+    building = replace(record, state=PlanState.ROLLING_BACK, stage=Stage.UNDO, building=True, why=choice.why)
     (noted,) = answered(door.apply([record_note(building, version)]))
     return _build_undo(door, building, noted.version)  # type: ignore[union-attr]
 
 
 def _steps_of(door: FlowDoor, plan: str) -> list[tuple[Job, Step]]:
     return [
-        (job, decode_step(job.payload).step)
-        for job in members(door, group_of(plan))
-        if job.kind != LOCKS
+        (job, decode_step(job.payload).step) for job in members(door, group_of(plan)) if job.kind != LOCKS
     ]
 
 
-def _complete(door: FlowDoor, record: PlanRecord, version: int, decision: Decision) -> Settlement:
+def _complete(door: FlowDoor, record: PlanRecord, version: int, choice: Choice) -> Settlement:
     """The pivot took effect before the abort: the canceled steps run after all."""
     number = record.round + 1
-    resumed = replace(record, round=number, aborting=False, why=decision.why)
+    resumed = replace(record, round=number, aborting=False, why=choice.why)
     operate.revive(door, group_of(record.id), (CANCELED,), f"{record_key(record.id)}/complete/{number}")
     return Settlement((_next(record.id, number, Stage.STEPS),), (record_note(resumed, version),))
 
@@ -269,6 +265,8 @@ def _finish(door: FlowDoor, record: PlanRecord, version: int, ending: PlanState)
     view = door.reads.group(cleanup) if record.cleanups else None
     if view is None:
         return _end(door, replace(record, building=False), version, ending, record.left)
+    if view.state is GroupState.CLOSED:
+        return _after_cleanup(door, replace(record, building=False, ending=ending), version, view)
     number = record.round + 1
     answered(door.apply([Seal(cleanup)]))
     cleaning = replace(
@@ -325,8 +323,8 @@ LOCK_PAUSE = SECOND
 
 
 def take_locks(door: FlowDoor, plan: str, locks: Sequence[str]) -> Settlement:
-    """The handler of `towpath.plan.locks`: take all locks in one transaction, or wait. A plan never holds some
-    of its locks while it waits for others, so that two plans cannot wait for each other."""
+    """The handler of `towpath.plan.locks`: take all locks in one transaction, or wait. A plan never holds
+    some of its locks while it waits for others, so that two plans cannot wait for each other."""
     notes: list[Note] = []
     for lock in locks:
         held = door.reads.note(f"{LOCK}{lock}")
@@ -335,4 +333,3 @@ def take_locks(door: FlowDoor, plan: str, locks: Sequence[str]) -> Settlement:
         elif held.value != plan.encode():
             return Settlement(again=LOCK_PAUSE)
     return Settlement(notes=tuple(notes))
-

@@ -14,7 +14,7 @@ import msgspec
 
 from towpath.core import checks
 from towpath.core.commands import Command, Note, Result
-from towpath.core.job import Job, Spec
+from towpath.core.job import After, Job, Spec
 from towpath.core.lanes import FLOWS as FLOWS
 from towpath.core.views import MAX_PAGE, NoteView, Query
 from towpath.errors import InvalidInput, Refused, TowpathError, UnknownPlan
@@ -273,7 +273,7 @@ def members(door: FlowDoor, group: str, bodies: bool = True) -> Iterator[Job]:
             return
 
 
-def advance_spec(plan: str, number: int, after: Sequence[object] = (), delay: int = 0) -> Spec:
+def advance_spec(plan: str, number: int, after: tuple[After, ...] = (), delay: int = 0) -> Spec:
     """A coordinator. It is never given up: the plan would have no end."""
     return Spec(
         id=advance_id(plan, number),
@@ -284,7 +284,12 @@ def advance_spec(plan: str, number: int, after: Sequence[object] = (), delay: in
         max_attempts=1_000_000,
         max_losses=1_000_000,
         retention=RETENTION,
-        after=tuple(after),  # type: ignore[arg-type]
+        after=after,
         delay=delay,
         correlation_id=record_key(plan),
     )
+
+
+def first_advance(plan: str, number: int, stage: Stage) -> Spec:
+    """The coordinator that runs when the group of a stage has closed."""
+    return advance_spec(plan, number, (After(group_of(plan, stage), run_anyway=True, group=True),))

@@ -1,13 +1,13 @@
-"""Submit a plan, and the operations of people on it.
+"""The operations of people on a plan.
 
-A batch of commands is one transaction, but a refused command does not undo its neighbours. So an operation has
-two batches: the first writes it as the intent of the record, compared with the version that was read; the
+A batch of commands is one transaction, but a refused command does not undo its neighbours. So an operation
+has two batches: the first writes it as the intent of the record, compared with the version that was read; the
 second applies its effects. Nothing is applied for an operation that lost the comparison. If the process dies
 in between, a job applies the effects; every effect may be applied twice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -15,201 +15,56 @@ from msgspec.structs import replace
 from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.commands import (
+    MAX_BULK,
     Abort,
     Append,
     Cancel,
-    Command,
-    GroupState,
     Note,
     Noted,
-    OnFailure,
-    Open,
     Purge,
+    Purged,
     Resolve,
     Result,
     Revive,
     Revived,
     Seal,
     Selector,
-    SetQueue,
     Unseal,
 )
-from towpath.core.job import CANCELED, DONE, FAILED, FINISHED, RUNNING, After, Job, Spec, State
+from towpath.core.job import CANCELED, DONE, FAILED, FINISHED, RUNNING, Job, Spec, State
 from towpath.core.results import Resolution
 from towpath.core.views import NoteQuery
 from towpath.errors import InvalidInput, NoteConflict, PlanRefused, TowpathError
 from towpath.flows.kinds import (
-    ADVANCE,
-    FLOWS,
     GATE,
-    GATES,
-    LOCKS,
-    NEVER,
-    RETENTION,
-    STEP,
     AdvanceJob,
     AuditEntry,
     FlowDoor,
     Intent,
-    LocksJob,
     Operation,
     PlanRecord,
     PlanState,
     Stage,
-    StepJob,
+    advance_id,
     advance_spec,
     answered,
     audit_prefix,
-    check_id,
     encode,
     find_record,
+    first_advance,
     group_of,
-    locks_id,
-    node_queue,
-    read_record,
     record_key,
     record_note,
     refusals,
     step_id,
     undo_id,
 )
-from towpath.flows.plan import Plan, Step, StepKind
-from towpath.flows.step import Effect, effect_of, max_attempts
+from towpath.flows.step import Effect, effect_of
 
 GUARD = 10 * SECOND
 """After this time a job applies the effects of an operation whose process has died."""
 CONFLICTS = 20
 """How often an operation is tried again after another process changed the record."""
-MAX_LOSSES = 20
-"""Deliveries of a step that may be lost with their process."""
-
-
-# Submit
-
-
-def submit(
-    door: FlowDoor, plan: Plan, id: str, by: str, slots: Callable[[str], int] = lambda node: 1
-) -> PlanRecord:
-    """Store the plan in one batch: nothing of it runs before all of it is stored. The same plan with the same
-    id is the same submit. `slots`: how many steps a node runs at once, where its queue has no limit yet."""
-    check_id(id)
-    checks.text("by", by, least=1)
-    steps = plan.resolved()
-    hash = plan.content_hash
-    record = _new_record(plan, id, hash, by, door.now())
-    found = read_record(door, id)
-    if found is not None and found[0].hash != hash:
-        raise PlanRefused(id=id, state=found[0].state, why="another plan has this id")
-    if found is not None and not _is_torn(door, id):
-        return found[0]
-    batch = [*_limits(door, plan, slots), *_commands(record, steps)]
-    replies = door.apply(batch)
-    noted = next(reply for reply, command in zip(replies, batch, strict=True) if type(command) is Note)
-    if isinstance(noted, NoteConflict):
-        now = find_record(door, id)[0]
-        if now.hash != hash:
-            raise PlanRefused(id=id, state=now.state, why="another plan has this id")
-        return now
-    if refused := refusals(replies):
-        _withdraw(door, record, noted)
-        raise refused[0]
-    return record
-
-
-def _new_record(plan: Plan, id: str, hash: str, by: str, now: int) -> PlanRecord:
-    kinds = [step.kind for step in plan.steps]
-    return PlanRecord(
-        id=id,
-        name=plan.name,
-        hash=hash,
-        by=by,
-        created_at=now,
-        steps=len(plan.steps),
-        pivot=None if plan.pivot is None else plan.pivot.name,
-        gates=kinds.count(StepKind.GATE),
-        cleanups=kinds.count(StepKind.CLEANUP),
-        locks=plan.locks,
-    )
-
-
-def _is_torn(door: FlowDoor, id: str) -> bool:
-    """True if the record of a plan exists without its steps: its submit was refused, and its process died
-    before it withdrew the record."""
-    group = door.reads.group(group_of(id))
-    return group is None or (group.state is GroupState.OPEN and not group.paused)
-
-
-def _limits(door: FlowDoor, plan: Plan, slots: Callable[[str], int]) -> list[Command]:
-    """A node runs one step at a time, unless its queue has a limit of its own."""
-    queues = [(node, door.reads.queue(node_queue(node))) for node in plan.nodes]
-    return [
-        SetQueue(queue=node_queue(node), cap=slots(node))
-        for node, queue in queues
-        if queue is None or queue.cap is None
-    ]
-
-
-def _commands(record: PlanRecord, steps: Sequence[Step]) -> list[Command]:
-    id, group = record.id, group_of(record.id)
-    first = (After(locks_id(id)),) if record.locks else ()
-    main = [step_spec(id, step, Stage.STEPS, first) for step in steps if step.kind is not StepKind.CLEANUP]
-    found: list[Command] = [
-        Note(key=record_key(id), value=encode(record), expect=0),
-        Open(group, OnFailure.STOP),
-    ]
-    if record.locks:
-        found.append(Append((_locks_spec(record),)))
-    found.append(Append(tuple(main)))
-    if record.cleanups:
-        cleanup = [step_spec(id, step, Stage.CLEANUP) for step in steps if step.kind is StepKind.CLEANUP]
-        found += [Open(group_of(id, Stage.CLEANUP)), Append(tuple(cleanup))]
-    return [*found, Append((_next(id, 0, Stage.STEPS),)), Seal(group)]
-
-
-def step_spec(plan: str, step: Step, stage: Stage, first: tuple[After, ...] = ()) -> Spec:
-    """The job of a step. `first`: the dependencies of a step that has none of its own. A cleanup step runs
-    whatever the end of the cleanup steps before it."""
-    anyway = stage is Stage.CLEANUP
-    gate = step.kind is StepKind.GATE
-    return Spec(
-        id=step_id(plan, step.name),
-        queue=GATES if gate else node_queue(step.node),
-        kind=GATE if gate else STEP,
-        payload=encode(StepJob(plan, step)),
-        group=group_of(plan, stage),
-        after=tuple([After(step_id(plan, name), run_anyway=anyway) for name in step.after]) or first,
-        max_attempts=max_attempts(step.retry),
-        max_losses=MAX_LOSSES,
-        retention=RETENTION,
-        ready_at=NEVER if gate else None,
-        ttl=None if step.expires is None else checks.micros(step.expires),
-        correlation_id=record_key(plan),
-    )
-
-
-def _locks_spec(record: PlanRecord) -> Spec:
-    return Spec(
-        id=locks_id(record.id),
-        queue=FLOWS,
-        kind=LOCKS,
-        payload=encode(LocksJob(record.id, record.locks)),
-        group=group_of(record.id),
-        max_attempts=1_000_000,
-        max_losses=1_000_000,
-        retention=RETENTION,
-        correlation_id=record_key(record.id),
-    )
-
-
-def _next(plan: str, number: int, stage: Stage) -> Spec:
-    return advance_spec(plan, number, (After(group_of(plan, stage), run_anyway=True, group=True),))
-
-
-def _withdraw(door: FlowDoor, record: PlanRecord, noted: Result | TowpathError) -> None:
-    """Delete the record of a plan whose steps were refused."""
-    assert isinstance(noted, Noted)
-    note = Note(key=record_key(record.id), value=None, expect=noted.version)
-    door.apply([Abort(group_of(record.id)), note])
 
 
 # Operations
@@ -284,7 +139,11 @@ def _guard(plan: str, number: int) -> Spec:
     """The job that applies the effects of an operation, unless the operator has done so."""
     spec = advance_spec(plan, 0, delay=GUARD)
     payload = encode(AdvanceJob(plan, -1))
-    return msgspec.structs.replace(spec, id=f"{record_key(plan)}//act/{number}", payload=payload, kind=ADVANCE)
+    return replace(spec, id=guard_id(plan, number), payload=payload)
+
+
+def guard_id(plan: str, number: int) -> str:
+    return f"{record_key(plan)}//act/{number}"
 
 
 def _check(door: FlowDoor, record: PlanRecord, operation: Operation, step: str | None) -> bool | None:
@@ -309,7 +168,9 @@ def _rolls_back(door: FlowDoor, record: PlanRecord) -> bool | None:
     if pivot is None or (pivot.state is not RUNNING and effect_of(pivot) is Effect.NONE):
         return True
     if record.state is PlanState.PARKED:
-        why = f"the pivot {record.pivot} took effect, or may have: retry, skip or mark the steps that are left"
+        why = (
+            f"the pivot {record.pivot} took effect, or may have: retry, skip or mark the steps that are left"
+        )
         raise PlanRefused(id=record.id, state=record.state, why=why)
     return False if pivot.state is DONE else None
 
@@ -363,7 +224,9 @@ def complete(door: FlowDoor, record: PlanRecord, version: int, raises: bool = Fa
     intent = record.intent
     assert intent is not None
     ended = replace(record, intent=None)
-    audit = _audit(record, AuditEntry(intent.at, intent.by, intent.operation, intent.step, intent.why), intent.number)
+    audit = _audit(
+        record, AuditEntry(intent.at, intent.by, intent.operation, intent.step, intent.why), intent.number
+    )
     answered(door.apply([audit]))
     refused = _effects(door, record, intent)
     if not refused:
@@ -389,7 +252,9 @@ def _effects(door: FlowDoor, record: PlanRecord, intent: Intent) -> TowpathError
             refused = revive(door, group, (FAILED, CANCELED), token, where)
         case Operation.SKIP | Operation.MARK_DONE | Operation.APPROVE:
             outcome = Resolution.SKIPPED if intent.operation is Operation.SKIP else Resolution.MARKED
-            refused = _first(door.apply([Resolve(id, outcome, intent.why or str(intent.operation), intent.by)]))
+            refused = _first(
+                door.apply([Resolve(id, outcome, intent.why or str(intent.operation), intent.by)])
+            )
         case Operation.REJECT:
             cancel = Cancel(where=Selector(ids=(id,)), token=token)
             refused = _first(door.apply([cancel, Abort(group, stop=True)]))
@@ -407,7 +272,7 @@ def _effects(door: FlowDoor, record: PlanRecord, intent: Intent) -> TowpathError
     ):
         # The steps that were stopped go on; those that failed stay failed.
         revive(door, group, (CANCELED,), f"{token}/rest")
-    return _first(door.apply([Append((_next(plan, record.round, stage),), inside=True)]))
+    return _first(door.apply([Append((first_advance(plan, record.round, stage),), inside=True)]))
 
 
 def _after(record: PlanRecord, operation: Operation) -> dict[str, object]:
@@ -429,7 +294,12 @@ def _after(record: PlanRecord, operation: Operation) -> dict[str, object]:
     stage = Stage.UNDO if record.state is PlanState.ROLLBACK_FAILED else record.stage
     state = running[stage]
     return changed | {
-        "state": state, "stage": stage, "left": (), "left_count": 0, "why": None, "finished_at": None,
+        "state": state,
+        "stage": stage,
+        "left": (),
+        "left_count": 0,
+        "why": None,
+        "finished_at": None,
     }
 
 
@@ -452,21 +322,7 @@ def revive(
     return None
 
 
-# The audit, and the end
-
-
-def audit(door: FlowDoor, plan: str) -> list[AuditEntry]:
-    """The operations of people on a plan, oldest first."""
-    from towpath.flows.kinds import decode_audit
-
-    found: list[AuditEntry] = []
-    page: str | None = None
-    while True:
-        notes = door.reads.notes(NoteQuery(prefix=audit_prefix(plan), limit=1000, page=page))
-        found += [decode_audit(note.value) for note in notes.notes]
-        page = notes.next
-        if page is None:
-            return found
+# The end
 
 
 def purge(door: FlowDoor, plan: str) -> int:
@@ -479,15 +335,23 @@ def purge(door: FlowDoor, plan: str) -> int:
     gone = [Note(key=record_key(plan), value=None, expect=version)]
     answered(door.apply(gone))
     answered(door.apply([*unlock(door, record)]) if record.locks else [])
-    purged = 0
-    while True:
-        where = Selector(correlation_id=record_key(plan))
-        (reply,) = answered(door.apply([Purge(where=where)]))
-        purged += reply.purged  # type: ignore[union-attr]
-        if not reply.more:  # type: ignore[union-attr]
-            break
+    coordinators = [advance_id(plan, number) for number in range(record.round + 1)]
+    guards = [guard_id(plan, number) for number in range(1, record.operations + 1)]
+    own = [*coordinators, *guards][-MAX_BULK:]
+    purged = sum(_purge_jobs(door, Selector(group=group_of(plan, stage))) for stage in Stage)
+    purged += _purge_jobs(door, Selector(ids=tuple(own)))
     _purge_notes(door, plan)
     return purged
+
+
+def _purge_jobs(door: FlowDoor, where: Selector) -> int:
+    purged = 0
+    while True:
+        (reply,) = answered(door.apply([Purge(where=where)]))
+        assert isinstance(reply, Purged)
+        purged += reply.purged
+        if not reply.more:
+            return purged
 
 
 def _purge_notes(door: FlowDoor, plan: str) -> None:

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import accumulate
 
 Waits = Mapping[str, Collection[str]]
 
@@ -21,27 +22,39 @@ def reverse(waits: Waits) -> dict[str, list[str]]:
 
 
 def topological(waits: Waits) -> list[str]:
-    """The names, each after the names that it waits for; among those that could be next, the first key is
+    """The names, each after the names that it waits for. Among the names that could be next, the first key is
     next. Names on a cycle, and names that wait for one, are left out."""
-    dependents = reverse(waits)
     place = {name: n for n, name in enumerate(waits)}
     names = list(waits)
-    open_waits = {name: sum(source in place for source in sources) for name, sources in waits.items()}
-    ready = [place[name] for name, count in open_waits.items() if not count]
+    # One sorted list of edges: a list per name would keep the garbage collector busy.
+    edges = sorted(
+        (place[source], n)
+        for n, sources in enumerate(waits.values())
+        for source in sources
+        if source in place
+    )
+    starts = [0] * (len(names) + 1)
+    open_waits = [0] * len(names)
+    for source, target in edges:
+        starts[source + 1] += 1
+        open_waits[target] += 1
+    starts = list(accumulate(starts))
+    ready = [n for n, count in enumerate(open_waits) if not count]
     order: list[str] = []
     while ready:
-        name = names[heapq.heappop(ready)]
-        order.append(name)
-        for dependent in dependents[name]:
-            open_waits[dependent] -= 1
-            if not open_waits[dependent]:
-                heapq.heappush(ready, place[dependent])
+        n = heapq.heappop(ready)
+        order.append(names[n])
+        for at in range(starts[n], starts[n + 1]):
+            target = edges[at][1]
+            open_waits[target] -= 1
+            if not open_waits[target]:
+                heapq.heappush(ready, target)
     return order
 
 
 def cycles(waits: Waits, most: int = 10) -> list[list[str]]:
     """Some cycles, without common members: each name waits for the next, the last for the first."""
-    rest = {name: [source for source in sources if source in waits] for name, sources in waits.items()}
+    rest = dict(waits)
     found: list[list[str]] = []
     while len(found) < most:
         for name in topological(rest):
@@ -54,7 +67,7 @@ def cycles(waits: Waits, most: int = 10) -> list[list[str]]:
         name = next(iter(rest))
         while name not in walk:
             walk[name] = len(walk)
-            name = rest[name][0]
+            name = next(iter(rest[name]))
         cycle = list(walk)[walk[name] :]
         found.append(cycle)
         for member in cycle:
@@ -84,12 +97,11 @@ def not_behind(
     order: Iterable[str],
     firsts: Mapping[str, Collection[str]],
     seconds: Mapping[str, Collection[str]],
-) -> list[tuple[str, str, str]]:
+) -> Iterator[tuple[str, str, str]]:
     """(key, first, second) for each key of both mappings where `second` does not wait for `first`, neither
     directly nor through others. A name is not compared with itself. `order` is a topological order."""
     wanted = [(key, sorted(names)) for key, names in firsts.items() if key in seconds]
     sources = sorted({name for _, names in wanted for name in names})
-    found = []
     places = list(order)
     for at in range(0, len(sources), BATCH):
         bits = {name: 1 << n for n, name in enumerate(sources[at : at + BATCH])}
@@ -103,5 +115,4 @@ def not_behind(
             mask = sum(bits.get(name, 0) for name in names)
             for second in sorted(seconds[key]):
                 if missing := mask & ~behind.get(second, 0):
-                    found += [(key, name, second) for name in names if missing & bits.get(name, 0)]
-    return found
+                    yield from ((key, name, second) for name in names if missing & bits.get(name, 0))

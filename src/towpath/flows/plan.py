@@ -24,6 +24,7 @@ from towpath.flows.ordering import topological
 
 MAX_STEPS = 100_000
 MAX_REASONS = 1000
+"""Reasons that the error of an invalid plan has at most."""
 SHOWN = 200
 """Steps that `str(plan)` prints."""
 
@@ -158,7 +159,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
         from towpath.flows.validation import reasons_against
 
         if reasons := reasons_against(self, nodes):
-            raise InvalidPlan(plan=self.name, reasons=reasons[:MAX_REASONS])
+            raise InvalidPlan(plan=self.name, reasons=reasons)
 
     @property
     def content_hash(self) -> str:

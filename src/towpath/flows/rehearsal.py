@@ -16,8 +16,8 @@ ATTEMPTS = 3
 
 
 class Rehearsed(msgspec.Struct, frozen=True):
-    """The answer of the check of a step before the plan runs; None without a check. `error`: why the check has
-    no answer."""
+    """The answer of the check of a step before the plan runs; None without a check. `error`: why the check
+    has no answer."""
 
     step: str
     node: str

@@ -22,6 +22,8 @@ from towpath.flows.kinds import (
     PlanRecord,
     PlanState,
     Stage,
+    audit_prefix,
+    decode_audit,
     decode_step,
     find_record,
     group_of,
@@ -156,7 +158,9 @@ def step_statuses(door: FlowDoor, plan: str) -> list[StepStatus]:
     """The steps of a plan, each behind the steps that it waits for; the cleanup last. Reads all of them."""
     record = find_record(door, plan)[0]
     undos = {
-        job.id.removesuffix("/undo"): job for job in members(door, group_of(plan, Stage.UNDO)) if job.kind == UNDO
+        job.id.removesuffix("/undo"): job
+        for job in members(door, group_of(plan, Stage.UNDO))
+        if job.kind == UNDO
     }
     found = [
         _step_status(job, undos.get(job.id)) for job in members(door, group_of(plan)) if job.kind != LOCKS
@@ -224,6 +228,31 @@ def records(door: FlowDoor, prefix: str = "") -> Iterator[PlanRecord]:
             page = notes.next
             if page is None:
                 return
+
+
+@dataclass(frozen=True, slots=True)
+class AuditView(Readable):
+    """An operation of a person on a plan."""
+
+    at: datetime
+    by: str
+    operation: str
+    step: str | None
+    why: str | None
+
+
+def audit(door: FlowDoor, plan: str) -> list[AuditView]:
+    """The operations of people on a plan, oldest first."""
+    found: list[AuditView] = []
+    page: str | None = None
+    while True:
+        notes = door.reads.notes(NoteQuery(prefix=audit_prefix(plan), limit=1000, page=page))
+        for note in notes.notes:
+            entry = decode_audit(note.value)
+            found.append(AuditView(utc(entry.at), entry.by, entry.operation, entry.step, entry.why))
+        page = notes.next
+        if page is None:
+            return found
 
 
 @dataclass(frozen=True, slots=True)

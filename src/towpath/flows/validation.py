@@ -4,9 +4,10 @@ all."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from itertools import islice
 
 from towpath.flows.ordering import closure, cycles, not_behind, reverse, topological
-from towpath.flows.plan import MAX_STEPS, Plan, Step, StepKind, resolved_steps
+from towpath.flows.plan import MAX_REASONS, MAX_STEPS, Plan, Step, StepKind, resolved_steps
 from towpath.flows.rollback import undo_waits
 
 _PARTS = {
@@ -29,23 +30,28 @@ _WHY = {
 
 
 def reasons_against(plan: Plan, nodes: Collection[str] | None = None) -> list[str]:
-    """All reasons why the plan is not valid. The rules that follow dependencies are only tried on steps with
-    unique names, and the rules about orders only without cycles."""
-    found = [*_shape(plan)]
-    if found:
-        return found
+    """The reasons why the plan is not valid: all, or the first `MAX_REASONS`."""
+    return list(islice(_reasons(plan, nodes), MAX_REASONS))
+
+
+def _reasons(plan: Plan, nodes: Collection[str] | None) -> Iterator[str]:
+    """The rules that follow dependencies are only tried on steps with unique names, and the rules about
+    orders only without cycles."""
+    if found := list(_shape(plan)):
+        yield from found
+        return
     steps = plan.by_name()
-    found += _unknown(steps, nodes)
+    yield from _unknown(steps, nodes)
     for step in plan.steps:
-        found += _parts(step)
-    found += _pivot(steps)
-    found += _cleanup(steps)
-    found += _rollback_after(steps)
+        yield from _parts(step)
+    yield from _pivot(steps)
+    yield from _cleanup(steps)
+    yield from _rollback_after(steps)
     loops = cycles({name: step.after for name, step in steps.items()})
-    found += [f"the steps {_ring(loop)} wait for each other" for loop in loops]
+    for loop in loops:
+        yield f"the steps {_ring(loop)} wait for each other"
     if not loops:
-        found += _undo_orders(steps)
-    return found
+        yield from _undo_orders(steps)
 
 
 def _shape(plan: Plan) -> Iterator[str]:

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
 from towpath.clock import Clock, SystemClock
-from towpath.core.bandwidth import PIECE, BandwidthLimits, Direction, Meter, Plan, Stream, plan
+from towpath.core.bandwidth import PIECE, BandwidthLimits, Direction, LimitPlan, Meter, Stream, plan
 
 CHECK_INTERVAL = 0.25
 """Seconds after which a waiting stream checks the limits again without a wake-up: the time of day may have
@@ -70,7 +70,7 @@ class Bandwidth:
             for wake in self._wakes.values():
                 wake()
 
-    def _planned(self, options: Mapping[str, Any]) -> Plan:
+    def _planned(self, options: Mapping[str, Any]) -> LimitPlan:
         if unknown := options.keys() - BandwidthOptions.__annotations__.keys():
             raise TypeError(f"Bandwidth got an unexpected keyword argument {min(unknown)!r}")
         return plan(**{**self._options, **options})

@@ -153,7 +153,7 @@ class FlowRuns:
             settlement = decide()
             if settlement.again is not None:
                 raise Snooze(settlement.again / SECOND)
-            current().settle_with(settlement.spawn, settlement.notes)
+            current().settlement = settlement.spawn, settlement.notes
 
         return Attempt(self._registry, claim, self._task(claim.job.kind).calling(handler, False, True))
 

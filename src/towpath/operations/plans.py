@@ -11,11 +11,12 @@ from typing import Any, TypedDict, Unpack
 from towpath.errors import InvalidInput, UnknownJob
 from towpath.flows import operate, status
 from towpath.flows.actions import Action, TaskCall
-from towpath.flows.kinds import AuditEntry, Operation, PlanState, advance_id, find_record
+from towpath.flows.kinds import Operation, PlanState, advance_id, find_record
 from towpath.flows.ordering import closure
 from towpath.flows.plan import Plan, Step, StepKind, StepRetry
 from towpath.flows.rehearsal import Rehearsed, answers, rehearsal_group, rehearse
-from towpath.flows.status import NodeMetrics, PlanStatus, StepStatus
+from towpath.flows.status import AuditView, NodeMetrics, PlanStatus, StepStatus
+from towpath.flows.submission import submit
 from towpath.operations.flows import EngineDoor
 from towpath.runtime.engine import in_thread, same_as
 from towpath.settings import Settings
@@ -63,7 +64,7 @@ class Plans:
         plan.check(self._nodes)
         self._check_calls(plan)
         id = id or f"{plan.name[:91]}-{new_id()[-8:]}"
-        operate.submit(self._door, plan, id, by or _user(), self._slots)
+        submit(self._door, plan, id, by or _user(), self._slots)
         return self.get(id)
 
     asubmit = in_thread(submit)
@@ -90,7 +91,7 @@ class Plans:
         found = [status.status_of(self._door, record) for record in status.records(self._door, prefix)]
         return [each for each in found if wanted is None or each.state is wanted]
 
-    alist = in_thread(list)
+    alist = in_thread(list)  # noqa: A003
 
     def metrics(self, plan: str | None = None) -> Sequence[NodeMetrics]:
         """Depth, mean duration and failure rate by node and kind of step, of one plan or of all. Reads all
@@ -119,7 +120,9 @@ class Plans:
                     continue
                 if task.process:
                     expected = "a task without process=True: a step runs in the worker itself"
-                    raise InvalidInput(field=f"{field} of step {step.name}", value=task.kind, expected=expected)
+                    raise InvalidInput(
+                        field=f"{field} of step {step.name}", value=task.kind, expected=expected
+                    )
                 try:
                     task.codec.decode(bytes(call.args))
                 except InvalidInput as error:
@@ -142,7 +145,8 @@ def _state(state: str) -> PlanState:
 
 
 class PlanBuilder:
-    """A plan that is being built. `step` and `gate` return the step, which later steps may name in `after`."""
+    """A plan that is being built. `step` and `gate` return the step, which later steps may name in
+    `after`."""
 
     def __init__(self, plans: Plans, name: str, description: str = "") -> None:
         self._plans = plans
@@ -161,9 +165,11 @@ class PlanBuilder:
         expires: float | timedelta | None = None,
         description: str = "",
     ) -> Step:
-        """Add a gate: the steps after it wait until a person approves it. After `expires` seconds it fails."""
+        """Add a gate: the steps after it wait until a person approves it. After `expires` seconds it
+        fails."""
+        names: Any = after
         return self._add(
-            Step(name, after=after, kind=StepKind.GATE, expires=expires, description=description)  # type: ignore[arg-type]
+            Step(name, after=names, kind=StepKind.GATE, expires=expires, description=description)
         )
 
     def _add(self, step: Step) -> Step:
@@ -265,9 +271,9 @@ class PlanHandle:
 
     aplan = in_thread(plan)
 
-    def audit(self) -> list[AuditEntry]:
+    def audit(self) -> list[AuditView]:
         """The operations of people on this plan, oldest first."""
-        return operate.audit(self._door, self.id)
+        return status.audit(self._door, self.id)
 
     aaudit = in_thread(audit)
 
@@ -340,5 +346,3 @@ def _pause(left: Deadline) -> float:
     if seconds is not None and seconds <= 0:
         raise TimeoutError("the plan has not ended")
     return 0.1 if seconds is None else min(0.1, seconds)
-
-

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import Token
 from types import TracebackType
@@ -118,7 +118,6 @@ class Running(Stoppable):
     __slots__ = (
         "_cursor",
         "_functions",
-        "_notes",
         "_poster",
         "_registry",
         "_span",
@@ -128,6 +127,7 @@ class Running(Stoppable):
         "at",
         "engine",
         "record",
+        "settlement",
         "task",
     )
 
@@ -152,7 +152,9 @@ class Running(Stoppable):
         # garbage collector.
         self._spawn: dict[str, Spec] | None = None
         self._functions: list[Callable[[Any], object]] | None = None
-        self._notes: tuple[Note, ...] = ()
+        self.settlement: tuple[tuple[Spec, ...], tuple[Note, ...]] = (), ()
+        """Of a built-in kind: jobs and notes for the transaction that settles this job as done. If a note has
+        another version than expected, nothing is written and the attempt fails."""
         self._state: Document | None = None
         self._span = span
         self.at: tuple[int, int | None] | None = None
@@ -243,13 +245,6 @@ class Running(Stoppable):
             self._spawn[spec.id] = spec
         return JobHandle(call.task.engine, spec.id, call.task)
 
-    def settle_with(self, specs: Sequence[Spec], notes: Sequence[Note]) -> None:
-        """For built-in kinds: jobs and notes for the transaction that settles this job as done. If a note has
-        another version than expected, nothing is written and the attempt fails."""
-        with _lists_lock:
-            self._spawn = {**(self._spawn or {}), **{spec.id: spec for spec in specs}}
-            self._notes = (*self._notes, *notes)
-
     def commit(self, function: Callable[[Any], object]) -> None:
         """Call `function(connection)` in the transaction that settles the job as done: your rows and ours, or
         neither. Needs a ledger with a database."""
@@ -273,16 +268,17 @@ class Running(Stoppable):
 
     def outcome_extras(self) -> Extras | None:
         """The children, notes and function of the handler; None if there are none."""
-        more = self._spawn or self._functions or self._notes
+        specs, written = self.settlement
+        more = self._spawn or self._functions or specs or written
         if not (more or self._state is not None or self.record.fence > 1):
             return None
-        children = tuple((self._spawn or {}).values())
+        children = (*(self._spawn or {}).values(), *specs)
         notes = (
             (Note(key=state_key(self.id), value=None),)
             if self._state is not None or self.record.fence > 1
             else ()
         )
-        return children, notes + self._notes, self._within()
+        return children, (*notes, *written), self._within()
 
     def __enter__(self) -> Running:
         self._token = running.set(self)

@@ -167,7 +167,9 @@ class JobHandle(Generic[R_co]):
         return value
 
     def _wait(self, timeout: float | None, wait_inside: bool) -> Job:
-        return self._engine.watch.job(self.id, timeout, inside_handler(f"job {self.id}", timeout, wait_inside))
+        return self._engine.watch.job(
+            self.id, timeout, inside_handler(f"job {self.id}", timeout, wait_inside)
+        )
 
     async def _await(self, timeout: float | None, wait_inside: bool) -> Job:
         report = inside_handler(f"job {self.id}", timeout, wait_inside)
