@@ -76,20 +76,17 @@ MAY_IMPORT_LATE: Mapping[str, Sequence[str]] = {
 PACKAGES: Mapping[str, Sequence[str]] = {
     "msgspec": [room for room in MAY_IMPORT if room not in ("towpath", "commands", *_BASE.split())],
     "apsw": ("ledger.sqlite", "testing"),
-    "psycopg": ("ledger.postgres", "testing"),
+    "psycopg": ("ledger.postgres", "operations", "apps", "testing"),
     "psycopg_pool": ("ledger.postgres",),
     "obstore": ("ledger.objects",),
     "cronsim": ("core",),
     "click": ("cli",),
     "rich": ("cli", "operations"),
-    **dict.fromkeys(("litestar", "uvicorn", "httptools", "httpx2", "multipart", "cryptography"), ("http",)),
-    "prometheus_client": ("observe",),
-    "opentelemetry": ("observe",),
-    "django": ("contrib",),
-    "django_tasks": ("contrib",),
-    "asgiref": ("contrib",),
-    "pytest": ("testing",),
-    "hypothesis": ("testing",),
+    **dict.fromkeys(("litestar", "uvicorn", "httptools", "multipart", "cryptography"), ("http",)),
+    "httpx2": ("http", "operations"),
+    **dict.fromkeys(("prometheus_client", "opentelemetry"), ("observe",)),
+    **dict.fromkeys(("django", "django_tasks", "asgiref"), ("contrib",)),
+    **dict.fromkeys(("pytest", "hypothesis"), ("testing",)),
 }
 # Standard modules that no module imports: two SQLite libraries on one file lose commits, and payloads are
 # never code.
