@@ -33,6 +33,8 @@ def fleet(shard_servers: dict[str, Server]) -> Iterator[Fleet]:
     """A new database on each of three servers, and an empty catalogue."""
     urls = {node: server.create_database() for node, server in shard_servers.items()}
     with contextlib.closing(open_ledger("memory://")) as ledger:
-        yield Fleet(urls, ledger)
+        fleet = Fleet(urls, ledger)
+        yield fleet
+        fleet.clear()
     for node, server in shard_servers.items():
         server.drop_database(urls[node])

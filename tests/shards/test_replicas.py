@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 
 from tests.support.shards import Fleet
 from tests.support.waiting import until
 from towpath.apps.shards import replicas
 from towpath.apps.shards.catalogue import TableRecord
+from towpath.apps.shards.fencing import discard, fence
 from towpath.apps.shards.moves import change_plans, shard_plan
 from towpath.apps.shards.plans import create_plan, routes_done
 from towpath.errors import InvalidInput
@@ -114,12 +116,17 @@ def test_a_replica_is_promoted_when_a_node_is_lost(
             fleet.run(plan)
         assert total(fleet, now.nodes[1]) == 150
         assert [len(shard.nodes) for shard in fleet.catalogue.get("items").shards] == [2, 2]
-    returned = replicas.fence(fleet.cluster, "items", lost)
-    assert returned
-    with pytest.raises(Exception, match="does not exist"):
+    assert fence(fleet.cluster, "items", lost)
+    with pytest.raises(psycopg.errors.UndefinedTable):
         fill(fleet, 151, 200, lost)
-    check_copies_of = fleet.catalogue.get("items")
-    assert lost not in check_copies_of.nodes
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        fleet.query(lost, "DELETE FROM public.items_fenced")
+    discard(fleet.cluster, "items", lost)
+    check_copies(fleet)
+    join = change_plans(now := fleet.catalogue.get("items"), now.placement(), "a", "add-node", [lost])
+    for plan in join:
+        fleet.run(plan)
+    assert total(fleet, lost) == 150
 
 
 def test_a_shard_without_replica_cannot_be_promoted(fleet: Fleet) -> None:

@@ -117,5 +117,21 @@ class Fleet:
             cursor = connection.execute(statement.encode(), tuple(parameters))
             return cursor.fetchall() if cursor.description else []
 
+    def clear(self) -> None:
+        """Drop all subscriptions and slots, with which no database can be dropped."""
+        for node in self.nodes:
+            for (name,) in self.query(
+                node,
+                "SELECT subname FROM pg_subscription s JOIN pg_database d ON d.oid = s.subdbid"
+                " WHERE datname = current_database()",
+            ):
+                for change in ("DISABLE", "SET (slot_name = NONE)"):
+                    self.query(node, f'ALTER SUBSCRIPTION "{name}" {change}')
+                self.query(node, f'DROP SUBSCRIPTION "{name}"')
+        for node in self.nodes:
+            mine = "FROM pg_replication_slots WHERE database = current_database()"
+            self.query(node, f"SELECT pg_terminate_backend(active_pid, 5000) {mine} AND active")
+            self.query(node, f"SELECT pg_drop_replication_slot(slot_name) {mine}")
+
     def audit(self) -> list[str]:
         return audit(self.nodes, self.catalogue.all())

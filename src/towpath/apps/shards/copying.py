@@ -23,10 +23,8 @@ from towpath.errors import NotInJob
 
 MAX_LAG = 1024 * 1024
 """Bytes of WAL that the target may be behind when the copy counts as ready."""
-STALLED = 300.0
-"""Seconds without any progress of a copy after which the step fails and is tried again."""
-_LONG = 6 * 3600.0
-"""Seconds that the creation of an index may take."""
+STALLED_TIMES = 10
+"""Of the limit of a statement: so long a copy may be without progress before the step is tried again."""
 LOCK_TIMEOUT = "1s"
 
 
@@ -242,8 +240,8 @@ def await_copy(cluster: Cluster, work: Work) -> dict[str, Any]:
                 report(copied, max(total, copied))
             if (state, behind, copied) != seen:
                 seen, since = (state, behind, copied), time.monotonic()
-            elif time.monotonic() - since > STALLED:
-                why = f"no progress for {STALLED:g} s in state {state}; see the log of the server"
+            elif time.monotonic() - since > STALLED_TIMES * target.limit:
+                why = f"no progress in state {state}; the log of the server has the reason"
                 raise ReplicationBroken(name=name, node=work.node, why=why)
             time.sleep(pause)
             pause = min(pause * 1.5, 0.5)
@@ -256,9 +254,9 @@ def finish_copy(cluster: Cluster, work: Work) -> dict[str, Any]:
         made = []
         for name, definition in secondary_indexes(source, table):
             if target.value("SELECT to_regclass(%s)", [qualified((table[0], name))]) is None:
-                target.run(definition, limit=_LONG)
+                target.run(definition, endless=True)
                 made.append(name)
-        target.run(compose("ANALYZE {table}", table=table), limit=_LONG)
+        target.run(compose("ANALYZE {table}", table=table), endless=True)
         return {"indexes": made}
 
 

@@ -31,7 +31,6 @@ CONFIRM = 1.0
 """Seconds, with the locks held, for the target to confirm the last position."""
 IDLE = "5s"
 """A transaction of the pivot without a client ends after this time, and writers continue."""
-CATCH_UP = 30.0
 TRIES = 30
 _PAUSE = 0.3
 _TRANSIENT = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected, ReplicationBroken)
@@ -68,7 +67,7 @@ def _switch(cluster: Cluster, record: TableRecord, work: Work, source: NodeSessi
     route = names.route_table(work.table, work.shard, work.generation)
     table = table_of(work)
     ready = replication.position(source)
-    replication.await_position(source, slots, ready, CATCH_UP)
+    replication.await_position(source, slots, ready, source.limit)
     with source.transaction(idle_in_transaction_session_timeout=IDLE, lock_timeout=PIVOT_LOCK):
         ensure_server(cluster, source, work.peer)
         begun = time.monotonic()

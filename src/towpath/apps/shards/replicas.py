@@ -90,7 +90,7 @@ def demote(cluster: Cluster, work: Work) -> None:
                 )
                 for statement in schema.guard(record, work.shard):
                     node.run(statement)
-                node.run(schema.add_hash_check(record, work.shard, oid), limit=3600)
+                node.run(schema.add_hash_check(record, work.shard, oid), endless=True)
         if not _follows(node, work):
             _follow(cluster, work, node)
 

@@ -13,7 +13,7 @@ from towpath.apps.shards.session import NodeSession, compose
 from towpath.errors import TowpathError
 
 _POLL = 0.05
-_SLOT_SECONDS = 60.0
+_SLOT_TIMES = 2
 """A slot waits for all transactions that were open when its creation began."""
 _INACTIVE_SECONDS = 10.0
 
@@ -50,7 +50,7 @@ def create_slot(source: NodeSession, name: str) -> None:
     """Create a slot, or adopt the slot of this name: after a lost reply it exists already."""
     if not slot_exists(source, name):
         statement = "SELECT 1 FROM pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput')"
-        source.run(statement, [name], limit=_SLOT_SECONDS)
+        source.run(statement, [name], times=_SLOT_TIMES)
 
 
 def slot_exists(source: NodeSession, name: str) -> bool:

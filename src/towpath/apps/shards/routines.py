@@ -33,10 +33,12 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """The nodes and the catalogue, as routines use them."""
+    """The nodes and the catalogue, as routines use them. `limit`: seconds of an ordinary statement of a
+    move."""
 
     nodes: Nodes
     catalogue: Catalogue
+    limit: float = 30.0
 
     def record(self, work: Work) -> TableRecord:
         return self.catalogue.get(work.table)

@@ -11,7 +11,7 @@ import hashlib
 import os
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +24,15 @@ from towpath.apps.shards.routines import Cluster, Work
 if TYPE_CHECKING:
     from psycopg import Connection
 
-LIMIT = 30.0
-"""Seconds of one statement."""
 MARGIN = 3.0
 """Seconds that this side waits longer than the server: the server ends a statement first, so that no
 statement takes effect after this side has given up."""
 _END_PREDECESSORS = """
-SELECT set_config('application_name', %(name)s, false),
+SELECT set_config('application_name', %s, false),
        (SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity
-        WHERE application_name = %(name)s AND pid <> pg_backend_pid())
+        WHERE application_name = %s AND pid <> pg_backend_pid())
 """
+_IS_ACTIVE = "SELECT 1 FROM pg_catalog.pg_stat_activity WHERE pid = %s AND state = 'active'"
 _COMPARABLE = {
     "datestyle": "ISO",
     "timezone": "UTC",
@@ -46,12 +45,17 @@ _COMPARABLE = {
 
 class NodeSession:
     """An open connection in autocommit mode. A statement is text with parameters, or composed by
-    `psycopg.sql`."""
+    `psycopg.sql`. `limit`: seconds of an ordinary statement. `is_active` asks the server, by another
+    connection, whether the backend with this number runs a statement."""
 
-    def __init__(self, node: str, connection: Connection[Any]) -> None:
-        self.node = node
+    def __init__(
+        self, node: str, connection: Connection[Any], limit: float, is_active: Callable[[int], bool]
+    ) -> None:
+        self.node, self.limit = node, limit
         self._connection = connection
-        self._limit = 0.0
+        self._is_active = is_active
+        self._timeout: float | None = limit
+        """The limit that the server has now; None if it is not certain."""
 
     @property
     def connection(self) -> Connection[Any]:
@@ -63,19 +67,27 @@ class NodeSession:
         return self._connection.info.server_version
 
     def run(
-        self, statement: str | sql.Composable, params: Sequence[object] = (), *, limit: float = LIMIT
+        self,
+        statement: str | sql.Composable,
+        params: Sequence[object] = (),
+        *,
+        times: float = 1.0,
+        endless: bool = False,
     ) -> list[tuple[Any, ...]]:
-        """Run a statement and return its rows. After `limit` seconds the server cancels it."""
-        if limit != self._limit:
-            self._bounded("SELECT set_config('statement_timeout', %s, false)", [f"{limit * 1000:.0f}"], LIMIT)
-            self._limit = limit
-        return self._bounded(statement, params, limit)
+        """Run a statement and return its rows. After the limit, multiplied by `times`, the server cancels it.
+        An `endless` statement runs as long as the server is at work on it."""
+        limit = self.limit * times
+        timeout = 0.0 if endless else limit
+        if timeout != self._timeout:
+            self._bounded("SELECT set_config('statement_timeout', %s, false)", [f"{timeout * 1000:.0f}"])
+            self._timeout = timeout
+        return self._bounded(statement, params, limit, endless)
 
     def value(
-        self, statement: str | sql.Composable, params: Sequence[object] = (), *, limit: float = LIMIT
+        self, statement: str | sql.Composable, params: Sequence[object] = (), *, times: float = 1.0
     ) -> Any:
         """The first column of the first row; None without a row."""
-        rows = self.run(statement, params, limit=limit)
+        rows = self.run(statement, params, times=times)
         return rows[0][0] if rows else None
 
     @contextmanager
@@ -88,52 +100,78 @@ class NodeSession:
             yield
             self.run("COMMIT")
         except BaseException:
+            self._timeout = None
             if not self._connection.closed:
                 with suppress(psycopg.Error, NodeAway):
-                    self._bounded("ROLLBACK", (), LIMIT)
+                    self._bounded("ROLLBACK", ())
             raise
 
+    def end_predecessors(self, name: str) -> None:
+        """Take this application name, and end the other sessions that have it."""
+        self._bounded(_END_PREDECESSORS, [name, name])
+
     def _bounded(
-        self, statement: str | sql.Composable, params: Sequence[object], limit: float
+        self,
+        statement: str | sql.Composable,
+        params: Sequence[object],
+        limit: float | None = None,
+        endless: bool = False,
     ) -> list[tuple[Any, ...]]:
-        with self.bounded(limit):
+        with self.bounded(limit, endless):
             query = statement.encode() if isinstance(statement, str) else statement
             cursor = self._connection.execute(query, params or None)
             return cursor.fetchall() if cursor.description else []
 
     @contextmanager
-    def bounded(self, limit: float = LIMIT) -> Iterator[None]:
-        """End the connection if the block takes longer than the limit and a margin. Raises `NodeAway` if the
-        connection is lost in the block."""
-        timer = threading.Timer(limit + MARGIN, self._cut)
-        timer.daemon = True
-        timer.start()
+    def bounded(self, limit: float | None = None, endless: bool = False) -> Iterator[None]:
+        """End the connection if the block takes longer than the limit and a margin; an `endless` block only
+        if the server is not at work on it. Raises `NodeAway` if the connection is lost in the block."""
+        over = threading.Event()
+        seconds = (self.limit if limit is None else limit) + min(MARGIN, self.limit)
+        watch = threading.Thread(target=self._watch, args=(over, seconds, endless), daemon=True)
+        watch.start()
         try:
             yield
         except psycopg.OperationalError as error:
             if not self._connection.broken:
                 raise
-            why = str(error).strip() if timer.is_alive() else f"no answer within {limit + MARGIN:g} s"
-            raise NodeAway(node=self.node, why=why) from None
+            raise NodeAway(node=self.node, why=str(error).strip()) from None
         finally:
-            timer.cancel()
+            over.set()
+            watch.join()
 
-    def _cut(self) -> None:
-        """End the connection from another thread: the statement that waits fails at once."""
-        with suppress(OSError, psycopg.Error):
-            with socket.socket(fileno=os.dup(self._connection.fileno())) as connected:
-                connected.shutdown(socket.SHUT_RDWR)
+    def _watch(self, over: threading.Event, seconds: float, endless: bool) -> None:
+        """Cut the connection from another thread: the statement that waits then fails at once."""
+        while not over.wait(seconds):
+            if endless and self._is_active(self._connection.info.backend_pid):
+                continue
+            with suppress(OSError, psycopg.Error):
+                with socket.socket(fileno=os.dup(self._connection.fileno())) as connected:
+                    connected.shutdown(socket.SHUT_RDWR)
+            return
 
 
 @contextmanager
 def session(cluster: Cluster, work: Work, node: str | None = None) -> Iterator[NodeSession]:
     """Open a session of a step on a node, by default its own node, and end those of earlier deliveries."""
     target = work.node if node is None else node
-    with cluster.nodes.connect(target, client_connection_check_interval="1s", **_COMPARABLE) as connection:
+
+    def is_active(pid: int) -> bool:
+        try:
+            with cluster.nodes.connect(target, statement_timeout="5s") as asked:
+                return asked.execute(_IS_ACTIVE, [pid]).fetchone() is not None
+        except (NodeAway, psycopg.Error):
+            return False
+
+    settings = {
+        "client_connection_check_interval": "1s",
+        "statement_timeout": f"{cluster.limit * 1000:.0f}",
+        **_COMPARABLE,
+    }
+    with cluster.nodes.connect(target, **settings) as connection:
         connection.prepare_threshold = None
-        opened = NodeSession(target, connection)
-        name = _application_name(work, target)
-        opened._bounded(_END_PREDECESSORS, {"name": name}, LIMIT)  # type: ignore[arg-type]
+        opened = NodeSession(target, connection, cluster.limit, is_active)
+        opened.end_predecessors(_application_name(work, target))
         yield opened
 
 

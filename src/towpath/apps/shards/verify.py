@@ -19,8 +19,8 @@ from towpath.errors import TowpathError
 
 CHUNK = 250_000
 """Rows of a chunk."""
-_SECONDS = 120.0
-_CATCH_UP = 30.0
+_TIMES = 4
+"""Of the limit of a statement, for one chunk."""
 Key = tuple[str, ...]
 """The values of the key columns, as text."""
 
@@ -92,7 +92,7 @@ class Comparison:
                 key=self._key.listed(),
                 skipped=chunk - 1,
             ),
-            limit=_SECONDS,
+            times=_TIMES,
         )
         return rows[0] if rows else None
 
@@ -108,8 +108,8 @@ class Comparison:
             within=within,
         )
         with ThreadPoolExecutor(1) as other:
-            copied = other.submit(self._target.run, statement, limit=_SECONDS)
-            here = self._source.run(statement, limit=_SECONDS)
+            copied = other.submit(self._target.run, statement, times=_TIMES)
+            here = self._source.run(statement, times=_TIMES)
             if here != copied.result():
                 self._compare_rows(within)
         count: int = here[0][0]
@@ -119,7 +119,7 @@ class Comparison:
         """Raise `RowsDiffer` if rows are wrong twice: a row may be written and removed between two reads."""
         before = self._rows(self._source, within)
         lsn = replication.position(self._source)
-        replication.await_position(self._source, [self._slot], lsn, _CATCH_UP)
+        replication.await_position(self._source, [self._slot], lsn, self._source.limit)
         copied = self._rows(self._target, within)
         later = self._rows(self._source, within)
         wrong = [
@@ -146,4 +146,4 @@ class Comparison:
             table=self._table,
             within=within,
         )
-        return {row[1:]: row[0] for row in node.run(statement, limit=_SECONDS)}
+        return {row[1:]: row[0] for row in node.run(statement, times=_TIMES)}

@@ -1,0 +1,286 @@
+"""Moves of a shard under faults: three servers behind proxies, a worker process, writers on all nodes, and a
+monitor that counts the copies of the shard all the time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from tests.support import shard_worker
+from tests.support.pg_proxy import Fault, PgProxy, Rule
+from tests.support.shards import Fleet
+from tests.support.waiting import WAIT
+from towpath import App
+from towpath.apps.shards import moves
+from towpath.apps.shards.catalogue import TableRecord
+from towpath.flows.kinds import PlanState
+from towpath.testing.postgres import Server
+
+ROLES = ("source", "target", "other")
+_POLLED = ("srsubstate", "pg_wal_lsn_diff", "pg_stat_progress_copy", "confirmed_flush_lsn >=")
+"""Statements of loops that wait: only the first of each is a case."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """The occurrence `nth` of a statement on the node with this role."""
+
+    role: str
+    text: str
+    nth: int
+
+
+@dataclass
+class Outcome:
+    """How a case ended: the states that the plan went through to its end, and what is wrong."""
+
+    states: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    applied: bool = True
+
+
+class Writer:
+    """Inserts rows through one node all the time. `acked` are the rows that the server confirmed; `longest` is
+    the longest time that one insert took."""
+
+    def __init__(self, url: str, first: int, step: int, pause: float = 0.01) -> None:
+        self._url, self._next, self._step, self._pause = url, first, step, pause
+        self.acked: list[int] = []
+        self.longest = 0.0
+        self.errors: list[str] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(WAIT)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            with contextlib.suppress(psycopg.OperationalError):
+                with psycopg.connect(self._url, autocommit=True) as connection:
+                    self._insert(connection)
+            self._stop.wait(0.1)
+
+    def _insert(self, connection: psycopg.Connection[Any]) -> None:
+        while not self._stop.is_set():
+            number, self._next = self._next, self._next + self._step
+            begun = time.monotonic()
+            try:
+                connection.execute("INSERT INTO public.items (id, name) VALUES (%s, 'w')", [number])
+            except psycopg.OperationalError:
+                raise
+            except psycopg.Error as error:
+                self.errors.append(f"{number}: {error}")
+            else:
+                self.acked.append(number)
+                self.longest = max(self.longest, time.monotonic() - begun)
+            self._stop.wait(self._pause)
+
+
+class Monitor:
+    """Reads all nodes again and again: when all answer, one of them must have the first rows of the shard in a
+    real table."""
+
+    def __init__(self, fleet: Fleet, shard: int, rows: int) -> None:
+        self._fleet, self._table, self._rows = fleet, f"items_s{shard}", rows
+        self.samples, self.without = 0, 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(WAIT)
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.1):
+            with contextlib.suppress(psycopg.OperationalError):
+                copies = [node for node in self._fleet.urls if self._complete(node)]
+                if not copies:  # a move may have ended between the reads of two nodes
+                    copies = [node for node in reversed([*self._fleet.urls]) if self._complete(node)]
+                self.samples += 1
+                self.without += not copies
+
+    def _complete(self, node: str) -> bool:
+        found = self._fleet.query(
+            node,
+            "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace('towpath_shards')"
+            " AND relkind = 'r' AND relname ~ %s",
+            [f"^{self._table}(_g[0-9]+_old)?$"],
+        )
+        for (name,) in found:
+            with contextlib.suppress(psycopg.errors.UndefinedTable, psycopg.errors.WrongObjectType):
+                statement = f"SELECT count(*) FROM towpath_shards.{name} WHERE id <= %s"
+                if self._fleet.query(node, statement, [self._rows])[0][0] == self._expected(node):
+                    return True
+        return False
+
+    def _expected(self, node: str) -> int:
+        if not hasattr(self, "_count"):
+            raise psycopg.OperationalError("not counted yet")
+        return int(self._count)
+
+    def expect(self, count: int) -> None:
+        """The number of the first rows in this shard."""
+        self._count = count
+
+
+class Rig:
+    """One fleet with proxies, a worker and an app. `move` runs one move with a fault."""
+
+    def __init__(self, fleet: Fleet, servers: dict[str, Server], url: str) -> None:
+        self.fleet, self.servers, self.url = fleet, servers, url
+        self.proxies = {node: PgProxy(server.port) for node, server in servers.items()}
+        self.app: App = shard_worker.make_app(url, fleet.nodes)
+        self.worker: subprocess.Popen[bytes] | None = None
+        self._moves = 0
+
+    def start_worker(self) -> None:
+        proxied = {
+            node: address.replace(f":{self.servers[node].port}/", f":{self.proxies[node].port}/")
+            for node, address in self.fleet.urls.items()
+        }
+        given = {"url": self.url, "direct": self.fleet.urls, "proxied": proxied}
+        self.worker = subprocess.Popen([sys.executable, "-m", "tests.support.shard_worker", json.dumps(given)])
+
+    def close(self) -> None:
+        if self.worker is not None:
+            self.worker.kill()
+            self.worker.wait()
+        for proxy in self.proxies.values():
+            proxy.close()
+        self.app.close()
+
+    def record(self) -> TableRecord:
+        return self.fleet.catalogue.get("items")
+
+    def roles(self, shard: int = 0) -> dict[str, str]:
+        """Role -> node of the next move of the shard."""
+        source = self.record().shards[shard].primary
+        others = [node for node in self.fleet.urls if node != source]
+        return dict(zip(ROLES, [source, *others], strict=True))
+
+    def move(self, case: Case | None, fault: Fault, *, seconds: float = 90.0) -> Outcome:
+        """Move shard 0 to the next node; apply the fault to the statement of the case."""
+        roles = self.roles()
+        self._moves += 1
+        id = f"move-{self._moves}"
+        for proxy in self.proxies.values():
+            proxy.statements.clear()
+            proxy.rule = None
+        outcome, begun = Outcome(), time.monotonic()
+        plan = moves.move_plan(self.record(), 0, roles["source"], roles["target"], id)
+        rule = None
+        if case is not None:
+            normal = normaliser(roles)
+            node = roles[case.role]
+            hook = self._hook(fault, node, id)
+            rule = Rule(fault, case.nth, hook, lambda text: normal(text) == case.text)
+            self.proxies[node].rule = rule
+        handle = self.app.plans.submit(plan, id=id)
+        for _ in range(3):
+            try:
+                status = handle.wait(timeout=seconds)
+            except TimeoutError:
+                outcome.wrong.append(f"not ended within {seconds:g} s: {handle.status()}")
+                break
+            outcome.states.append(str(status.state))
+            if status.state not in (PlanState.PARKED, PlanState.ROLLBACK_FAILED):
+                break
+            handle.retry(by="test", why="the fault is over")
+        outcome.seconds = time.monotonic() - begun
+        outcome.applied = rule is None or rule.applied.is_set()
+        for proxy in self.proxies.values():
+            proxy.rule = None
+        if outcome.states[-1:] not in (["done"], ["rolled_back"]):
+            outcome.wrong.append(f"{handle.status()} {[s for s in handle.steps() if s.error]}")
+        outcome.wrong += self.fleet.audit()
+        return outcome
+
+    def _hook(self, fault: Fault, node: str, id: str) -> Callable[[], None]:
+        def kill_worker() -> None:
+            assert self.worker is not None
+            os.kill(self.worker.pid, signal.SIGKILL)
+            self.worker.wait()
+            self.start_worker()
+
+        def kill_server() -> None:
+            self.servers[node].kill()
+            self.servers[node].up()
+
+        def abort() -> None:
+            self.app.plans.get(id).abort(by="test", why="fault")
+
+        hooks = {Fault.WORKER: kill_worker, Fault.SERVER: kill_server, Fault.ABORT: abort}
+        return hooks.get(fault, lambda: None)
+
+    def statements(self) -> list[Case]:
+        """The statements of the last move, which had no fault: each once, in the order of each node."""
+        roles = {node: role for role, node in self._last_roles.items()}
+        normal = normaliser(self._last_roles)
+        found: list[Case] = []
+        for node, proxy in self.proxies.items():
+            seen: dict[str, int] = {}
+            for text in proxy.statements:
+                known = normal(text)
+                nth = seen.get(known, 0)
+                seen[known] = nth + 1
+                if nth == 0 or not any(part in known for part in _POLLED):
+                    found.append(Case(roles[node], known, nth))
+        return found
+
+    def recorded(self) -> list[Case]:
+        """Run a move without a fault, and return its statements."""
+        self._last_roles = self.roles()
+        outcome = self.move(None, Fault.NONE)
+        assert outcome.states == ["done"], outcome
+        assert outcome.wrong == [], outcome
+        return self.statements()
+
+
+def normaliser(roles: dict[str, str]) -> Callable[[str], str]:
+    """The text of a statement without names of nodes, generations, object ids and plan ids."""
+    nodes = {node: role for role, node in roles.items()}
+
+    def normal(text: str) -> str:
+        text = " ".join(text.split())
+        for node, role in nodes.items():
+            text = re.sub(rf"(?<![a-z0-9]){node}(?![a-z0-9])", f"<{role}>", text)
+            text = re.sub(rf"_{node}(?![a-z0-9])", f"_<{role}>", text)
+        text = re.sub(r"_g\d+_", "_g#_", text)
+        text = re.sub(r"move-\d+", "move-#", text)
+        text = re.sub(r"CONNECTION '[^']*'", "CONNECTION '...'", text)
+        text = re.sub(r"'\d+'::oid", "'#'::oid", text)
+        return text
+
+    return normal
+
+
+@contextlib.contextmanager
+def rigged(fleet: Fleet, servers: dict[str, Server], url: str, rows: int = 200) -> Iterator[Rig]:
+    """A rig with a table of four shards and these rows."""
+    rig = Rig(fleet, servers, url)
+    try:
+        fleet.create()
+        fleet.query(
+            "n1", "INSERT INTO public.items (id, name) SELECT g, 'first' FROM generate_series(1, %s) g", [rows]
+        )
+        rig.start_worker()
+        yield rig
+    finally:
+        rig.close()
