@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ from towpath.cli.base import (
     pass_session,
     print_stderr,
 )
-from towpath.cli.output import print_json, print_result, table
+from towpath.cli.output import print_result, table
 from towpath.cli.targets import existing_url, usable_url
 from towpath.errors import NotInstalled
 from towpath.escapes import get_logger
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 STEP_SECONDS = 2.0
 """A step that runs longer is shown again after each such time."""
 
+_ERROR = re.compile(r"(?:\w+\.)*[A-Z]\w*[a-z]\w*: ")
 run_options = combine(
     click.option("--submit", is_flag=True, help="Leave the steps to agents: `towpath shards agent`."),
     click.option("--dry-run", is_flag=True, help="Print the plans and change nothing."),
@@ -279,12 +281,12 @@ def _change(session: Session, submit: bool, dry_run: bool, plan: Callable[[Shard
     """Make the plans, then print, submit or run them."""
     with _open(session, make=True) as opened:
         work = plan(opened)
-        if dry_run:
-            data = {"plans": [{"id": each.id, "plan": msgspec.to_builtins(each.plan)} for each in work]}
-            print_result(session.json, data, [line for each in work for line in str(each.plan).split("\n")])
-            return OK
         if not work:
             print_result(session.json, {"plans": []}, "Nothing to do.")
+            return OK
+        if dry_run:
+            data = {"plans": [{"id": each.id, "plan": msgspec.Raw(each.plan.to_json())} for each in work]}
+            print_result(session.json, data, [line for each in work for line in str(each.plan).split("\n")])
             return OK
         if submit and len(work) == 1:
             opened.app.plans.submit(work[0].plan, id=work[0].id)
@@ -309,11 +311,9 @@ def _result(
     if len(done) == len(work):
         print_result(session.json, data, [f"Done: {each.plan.description}." for each in work])
         return OK
-    if session.json:
-        print_json(data)
     last = ended[-1] if ended else None
     if last is None or last.state == "done":
-        raise Failure(f"Interrupted: {len(done)} of {len(work)} plans were done.", INTERRUPTED)
+        raise Failure(f"Interrupted: {len(done)} of {len(work)} plans were done.", INTERRUPTED, "", data)
     lines = [f"Plan {last.id} ended as {last.state}: {last.why or 'no reason'}", *errors[:20]]
     if last.left:
         lines.append(f"Not done: {', '.join(last.left[:20])}{' ...' if last.left_count > 20 else ''}")
@@ -321,7 +321,7 @@ def _result(
         step = "Nothing of this plan is left. Correct the reason, then run the command again."
     else:
         step = f"`towpath plan show {last.id}` shows all steps; `towpath plan retry {last.id}` continues."
-    raise Failure("\n".join(lines), REFUSED, step, {"plan": last.id, "state": str(last.state)})
+    raise Failure("\n".join(lines), REFUSED, step, data)
 
 
 def _execution(session: Session, opened: Shards) -> _Execution:
@@ -352,7 +352,9 @@ class _Execution:
 
         loop.add_signal_handler(signal.SIGINT, interrupted)
         # The errors of steps are shown by the display, without tracebacks.
-        get_logger("towpath").setLevel(CRITICAL)
+        logger = get_logger("towpath")
+        level = logger.level
+        logger.setLevel(CRITICAL)
         try:
             if agents:
                 return await self._runner.follow(work)
@@ -362,6 +364,7 @@ class _Execution:
             raise Failure(f"Plan {self.display.plan} has not ended.", INTERRUPTED, step) from None
         finally:
             loop.remove_signal_handler(signal.SIGINT)
+            logger.setLevel(level)
 
     async def _abort(self) -> None:
         answer = await self._runner.abort("Ctrl-C")
@@ -444,4 +447,6 @@ def _why(error: str | None) -> str:
 
 
 def _last_line(error: str | None) -> str:
-    return (error or "").strip().split("\n")[-1]
+    """The line of a traceback with the error. PostgreSQL adds lines such as `CONTEXT: ...` below it."""
+    lines = (error or "").strip().split("\n")
+    return next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])
