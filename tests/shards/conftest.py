@@ -31,10 +31,10 @@ def shard_servers(postgres_place: Path) -> Iterator[dict[str, Server]]:
 @pytest.fixture
 def fleet(shard_servers: dict[str, Server]) -> Iterator[Fleet]:
     """A new database on each of three servers, and an empty catalogue."""
-    urls = {node: server.create_database() for node, server in shard_servers.items()}
-    with contextlib.closing(open_ledger("memory://")) as ledger:
-        fleet = Fleet(urls, ledger)
-        yield fleet
-        fleet.clear()
-    for node, server in shard_servers.items():
-        server.drop_database(urls[node])
+    with ThreadPoolExecutor(len(NODES)) as threads:
+        made = list(threads.map(Server.create_database, shard_servers.values()))
+        with contextlib.closing(open_ledger("memory://")) as ledger:
+            fleet = Fleet(dict(zip(shard_servers, made, strict=True)), ledger)
+            yield fleet
+            fleet.clear()
+        list(threads.map(Server.drop_database, shard_servers.values(), made))

@@ -45,7 +45,7 @@ class Shard(msgspec.Struct, frozen=True, array_like=True):
         return self.nodes[1:]
 
 
-class Pending(msgspec.Struct, frozen=True):
+class PendingChange(msgspec.Struct, frozen=True):
     """The change that a running plan makes: shards by number that will have another placement, nodes that
     will get or lose the logical table."""
 
@@ -54,6 +54,9 @@ class Pending(msgspec.Struct, frozen=True):
     shards: Mapping[int, Shard] = {}
     add_nodes: tuple[str, ...] = ()
     remove_nodes: tuple[str, ...] = ()
+
+
+Pending = PendingChange
 
 
 class TableRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -72,7 +75,7 @@ class TableRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     shards: tuple[Shard, ...]
     plan: str
     state: TableState = "ready"
-    pending: Pending | None = None
+    pending: PendingChange | None = None
 
     def committed(self) -> TableRecord:
         """The record after its pending change."""
@@ -143,7 +146,7 @@ class Catalogue:
             raise answer
         assert isinstance(answer, Noted)
 
-    def begin(self, table: str, change: Pending) -> TableRecord:
+    def begin(self, table: str, change: PendingChange) -> TableRecord:
         """Store a pending change. Repeating it is safe; raises `TableBusy` if another plan has one."""
         found = self.find(table)
         if found is None:

@@ -11,7 +11,7 @@ from psycopg import Connection
 from psycopg.sql import SQL, Identifier
 
 from towpath.apps.shards import names, schema
-from towpath.apps.shards.catalogue import Pending, TableBusy, TableRecord
+from towpath.apps.shards.catalogue import PendingChange, TableBusy, TableRecord
 from towpath.apps.shards.inventory import Relation, inventory, logical_name, relations
 from towpath.apps.shards.routines import Cluster, Unchangeable, Work, routine
 
@@ -205,7 +205,7 @@ def verify_routes(cluster: Cluster, work: Work) -> dict[str, int]:
 
 
 def begin_drop(cluster: Cluster, work: Work) -> None:
-    cluster.catalogue.begin(work.table, Pending(work.plan, "drop"))
+    cluster.catalogue.begin(work.table, PendingChange(work.plan, "drop"))
 
 
 def rehearse_drop(cluster: Cluster, work: Work) -> None:
