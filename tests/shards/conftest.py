@@ -38,3 +38,16 @@ def fleet(shard_servers: dict[str, Server]) -> Iterator[Fleet]:
         fleet.clear()
     for node, server in shard_servers.items():
         server.drop_database(urls[node])
+
+
+@pytest.fixture
+def disk_fleet(shard_servers: dict[str, Server], tmp_path: Path) -> Iterator[Fleet]:
+    """As `fleet`, with a ledger that other processes open too."""
+    urls = {node: server.create_database() for node, server in shard_servers.items()}
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    with contextlib.closing(open_ledger(url)) as ledger:
+        fleet = Fleet(urls, ledger, url)
+        yield fleet
+        fleet.clear()
+    for node, server in shard_servers.items():
+        server.drop_database(urls[node])
