@@ -39,7 +39,7 @@ ROOMS: Sequence[tuple[str, str]] = (
     ("app towpath", f"core ledger runtime tasks queues operations flows settings commands app {_BASE}"),
     ("http", f"app queues flows core ledger ledger.remote runtime tasks observe {_BASE}"),
     ("apps contrib", "towpath commands clock flows errors escapes"),
-    ("cli __main__", f"towpath app cli fleet http apps commands queues operations settings {_BASE}"),
+    ("cli __main__", f"towpath app cli fleet http apps commands queues operations flows settings {_BASE}"),
     (
         "testing",
         f"towpath app core ledger ledger.memory runtime tasks queues operations flows commands {_BASE}",

@@ -107,7 +107,7 @@ def test_a_timeout_kills_the_whole_group(tmp_path: Path) -> None:
     # The grandchild ignores SIGTERM.
     script = f"(trap '' TERM; echo begun > {place}.begun; sleep 1000) & echo $! > {place}; wait"
     with pytest.raises(TimedOut):
-        run(sh(script), timeout=0.5)
+        run(sh(script), step_timeout=0.5)
     assert until(lambda: ended(int(place.read_text())))
 
 

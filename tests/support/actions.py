@@ -16,11 +16,18 @@ STEP = f"{PLAN}/copy"
 
 
 def action_context(
-    name: str, *, timeout: float | None = None, undo: bool = False, **node: Any
+    name: str, *, step_timeout: float | None = None, undo: bool = False, **node: Any
 ) -> ActionContext:
     """A delivery of the step `copy` of the plan, with this node in the settings."""
     settings = Settings(nodes={name: Node(name=name, **node)}, origins={})
     job = f"plan/{STEP}/undo" if undo else f"plan/{STEP}"
     return ActionContext(
-        settings=settings, plan=PLAN, step="copy", job=job, attempt=1, fence=1, undo=undo, timeout=timeout
+        settings=settings,
+        plan=PLAN,
+        step="copy",
+        job=job,
+        attempt=1,
+        fence=1,
+        undo=undo,
+        timeout=step_timeout,
     )

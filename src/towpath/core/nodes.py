@@ -15,7 +15,7 @@ from towpath.escapes import without_password
 
 QUEUE: Final = "node/"
 """The queue of a node is `node/<name>`."""
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@\-]{0,99}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _PASSWORD: Final = re.compile(r"(?:^|[\s?&])(?:ssl)?password\s*=", re.IGNORECASE)
 FILES: Final = ("password_file", "token_file")
@@ -85,7 +85,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 def check_node_name(field: str, value: object) -> None:
     if not (isinstance(value, str) and _NAME.fullmatch(value)):
-        expected = "a name of 1 to 100 letters, digits or _.-, with a letter or digit first"
+        expected = "a name of 1 to 100 letters, digits or ._-:@, the first a letter or digit"
         raise InvalidInput(field=field, value=value, expected=expected)
 
 

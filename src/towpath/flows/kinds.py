@@ -27,7 +27,7 @@ KINDS = (STEP, UNDO, CHECK, GATE, LOCKS, ADVANCE)
 
 GATES = "towpath/gates"
 """The queue of gates. No worker claims them: `NEVER` is the time at which they are ready."""
-NEVER = 2**53
+NEVER = checks.FOREVER
 RETENTION = 90 * checks.DAY
 """For how long the jobs of a finished plan are kept."""
 PLANS, LOCK = "plan/", "plan-lock/"

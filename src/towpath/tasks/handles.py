@@ -203,7 +203,8 @@ def value_of(ledger: Ledger, job: Job, decode: Callable[[bytes | None], Any]) ->
     """The result of a finished job, or its end as an exception. An unfinished job is a member of an aborted
     group, which does not wait for the jobs that represent its members."""
     if job.state is DONE:
-        return decode(job.result)
+        # A job that a person marked or skipped may have no result, whatever its task returns.
+        return None if job.result is None and job.reason else decode(job.result)
     if job.state is CANCELED or job.state not in FINISHED:
         raise JobCanceled(
             id=job.id, reason=job.reason.value if job.state is CANCELED else Reason.ABORTED.value

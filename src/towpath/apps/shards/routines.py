@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+import psycopg
 
-from towpath import App
+from towpath import App, Fail
 from towpath.apps.shards.catalogue import Catalogue, TableRecord
 from towpath.apps.shards.nodes import Nodes
-from towpath.errors import InvalidInput
+from towpath.errors import InvalidInput, TowpathError
 
 PREFIX = "shards."
 """Of the names of tasks."""
@@ -77,10 +78,40 @@ def install(app: App, cluster: Cluster) -> None:
         parts = {"": each.action, ".check": each.check, ".undo": each.undo}
         for suffix, function in parts.items():
             if function is not None:
-                _add(app, f"{PREFIX}{each.name}{suffix}", cluster, function)
+                _add(app, f"{PREFIX}{each.name}{suffix}", cluster, function if suffix else final(function))
 
 
 def _add(app: App, name: str, cluster: Cluster, function: Action) -> None:
     @app.task(name=name)
     def run(work: Work) -> Any:
         return function(cluster, work)
+
+
+FINAL = {
+    "0A000": "feature_not_supported",
+    "2BP01": "dependent_objects_still_exist",
+    "42501": "insufficient_privilege",
+    "42601": "syntax_error",
+    "P0001": "raise_exception",
+}
+"""Errors of PostgreSQL that another attempt does not cure."""
+
+
+class Unchangeable(TowpathError):
+    """Another attempt at the step would find the same: the plan is rolled back at once."""
+
+
+def final(action: Action) -> Action:
+    """The action without attempts that are in vain."""
+
+    def run(cluster: Cluster, work: Work) -> Any:
+        try:
+            return action(cluster, work)
+        except (Unchangeable, InvalidInput) as error:
+            raise Fail(str(error)) from error
+        except psycopg.Error as error:
+            if error.sqlstate in FINAL:
+                raise Fail(error.diag.message_primary or str(error)) from error
+            raise
+
+    return run

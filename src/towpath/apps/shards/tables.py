@@ -13,8 +13,7 @@ from psycopg.sql import SQL, Identifier
 from towpath.apps.shards import names, schema
 from towpath.apps.shards.catalogue import Pending, TableBusy, TableRecord
 from towpath.apps.shards.inventory import Relation, inventory, logical_name, relations
-from towpath.apps.shards.routines import Cluster, Work, routine
-from towpath.errors import TowpathError
+from towpath.apps.shards.routines import Cluster, Unchangeable, Work, routine
 
 BATCH = 100
 """Shards created in one transaction: each needs a lock, and a server has a limited number of them."""
@@ -22,7 +21,7 @@ LOCK_TIMEOUT = "5s"
 """A statement that waits longer for a lock fails and is retried, so that the statements behind it go on."""
 
 
-class NotOurs(TowpathError):
+class NotOurs(Unchangeable):
     """A relation with the name exists that this plan has not created."""
 
     sentence = "node {node}: {name} exists already and was not created by plan {plan}"

@@ -47,7 +47,7 @@ class NewGroup(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     calls: Annotated[list[NewJob], Meta(min_length=1, max_length=MAX_JOBS)]
     then: NewJob | None = None
     branches: dict[Outcome, NewJob] = {}
-    on_failure: Literal["continue", "abort"] = "continue"
+    on_failure: Literal["continue", "abort", "stop"] = "continue"
     id: Annotated[str, Meta(max_length=200)] = ""
 
 

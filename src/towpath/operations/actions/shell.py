@@ -203,9 +203,7 @@ def _environment(action: Shell, node: Node, label: str) -> dict[str, str]:
     return {**kept, **dict(action.env), STEP_VARIABLE: label}
 
 
-def _not_started(
-    action: Shell, node: Node, error: OSError | ValueError
-) -> ActionFailed | ActionRefused:
+def _not_started(action: Shell, node: Node, error: OSError | ValueError) -> ActionFailed | ActionRefused:
     name = node.name
     if isinstance(error, BlockingIOError | MemoryError):  # EAGAIN: too many processes
         return ActionFailed(node=name, why=str(error))

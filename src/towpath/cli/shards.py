@@ -1,0 +1,452 @@
+"""`shards`: tables that are split over several PostgreSQL servers. See docs/shards.md."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from logging import CRITICAL
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from towpath.cli.base import (
+    INTERRUPTED,
+    NOT_FOUND,
+    OK,
+    REFUSED,
+    CliGroup,
+    Failure,
+    Session,
+    bad_input,
+    combine,
+    confirm,
+    pass_session,
+    print_stderr,
+)
+from towpath.cli.output import print_result, table
+from towpath.cli.targets import existing_url, usable_url
+from towpath.errors import NotInstalled
+from towpath.escapes import get_logger
+
+if TYPE_CHECKING:
+    from towpath.app import App
+    from towpath.apps.shards.running import Runner, Seen
+    from towpath.apps.shards.service import Shards, Submission
+    from towpath.flows.status import PlanStatus, StepStatus
+
+STEP_SECONDS = 2.0
+"""A step that runs longer is shown again after each such time."""
+
+_ERROR = re.compile(r"(?:\w+\.)*[A-Z]\w*[a-z]\w*: ")
+run_options = combine(
+    click.option("--submit", is_flag=True, help="Leave the steps to agents: `towpath shards agent`."),
+    click.option("--dry-run", is_flag=True, help="Print the plans and change nothing."),
+)
+tables_option = click.option("--table", "tables", multiple=True, help="Only this table. Repeatable.")
+
+
+@click.group("shards", cls=CliGroup)
+def shards() -> None:
+    """Create and change tables that are split over several PostgreSQL servers. The servers are the nodes of
+    the settings: [nodes.NAME] with address = "host=... dbname=..."."""
+
+
+@contextmanager
+def _open(session: Session, *, make: bool = False) -> Iterator[Shards]:
+    """Open the app of the ledger, with the nodes of the settings."""
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as error:
+        raise NotInstalled(package="psycopg", why=str(error), extra="postgres") from None
+    from towpath.app import App
+    from towpath.apps.shards.catalogue import UnknownTable
+    from towpath.apps.shards.preflight import NotReady
+    from towpath.apps.shards.service import Shards
+
+    url = usable_url(session.url) if make else existing_url(session.url)
+    with App(url) as app:
+        try:
+            yield Shards(app, _nodes(app))
+        except UnknownTable as error:
+            raise Failure(str(error), NOT_FOUND, "`towpath shards status` lists the tables.") from error
+        except NotReady as error:
+            message = "\n".join(["The servers are not ready; nothing was changed.", *error.reasons])
+            step = "`towpath shards nodes` shows all servers."
+            raise Failure(message, REFUSED, step, {"reasons": list(error.reasons)}) from error
+
+
+def _nodes(app: App) -> Any:
+    """The nodes of the settings. A password is read when a connection is opened."""
+    from towpath.apps.shards.nodes import Nodes
+    from towpath.operations.actions.common import Credentials
+
+    found = app.settings.nodes
+    addresses = {name: node.address for name, node in found.items() if node.address is not None}
+    if not addresses:
+        raise bad_input(
+            "The settings have no nodes.",
+            'Add them to towpath.toml: [nodes.n1] address = "host=db1 dbname=shop user=shop". See'
+            " docs/shards.md.",
+        )
+    return Nodes(addresses, lambda node: Credentials.of(found[node]).password)
+
+
+# Read
+
+
+@shards.command("status")
+@click.argument("name", required=False, metavar="[TABLE]")
+@pass_session
+def show_status(session: Session, /, name: str | None) -> int:
+    """Show the shards of TABLE, or of all tables: nodes, roles, estimated rows, sizes, health. The exit code
+    is 1 if a shard is broken."""
+    with _open(session) as opened:
+        found = opened.status(name)
+    columns = ("table", "shard", "node", "role", "state", "rows", "size", "rf_status", "pending")
+    rows = [[_shown(getattr(each, column), column) for column in columns] for each in found]
+    text = "There are no sharded tables. `towpath shards create` makes one."
+    print_result(
+        session.json,
+        {"copies": [msgspec.structs.asdict(each) for each in found]},
+        lambda: table(columns, rows, ("shard", "rows", "size")) if rows else text,
+    )
+    return REFUSED if any(each.rf_status == "broken" for each in found) else OK
+
+
+@shards.command("nodes")
+@pass_session
+def show_nodes(session: Session, /) -> int:
+    """Show the servers of the settings: versions, limits, and reasons why one cannot hold shards. The exit
+    code is 1 if there is a reason."""
+    with _open(session, make=True) as opened:
+        found = opened.node_status()
+    columns = ("node", "reachable", "version", "wal_level", "free_slots", "fdw", "reasons")
+    rows = [
+        [
+            each.node,
+            "yes" if each.reachable else "no",
+            each.version,
+            each.wal_level,
+            "-" if each.free_slots is None else each.free_slots,
+            each.fdw,
+            "; ".join(each.reasons),
+        ]
+        for each in found
+    ]
+    print_result(
+        session.json,
+        {"nodes": [msgspec.structs.asdict(each) for each in found]},
+        lambda: table(columns, rows, ("free_slots",)),
+    )
+    return REFUSED if any(each.reasons for each in found) else OK
+
+
+@shards.command("check")
+@pass_session
+def check(session: Session, /) -> int:
+    """Compare the servers with the catalogue: missing and wrong tables, routes, publications, slots and
+    subscriptions, and orphans. The exit code is 1 if there is a difference."""
+    with _open(session) as opened:
+        found = opened.check()
+    print_result(session.json, {"differences": found}, found or "The servers match the catalogue.")
+    return REFUSED if found else OK
+
+
+def _shown(value: object, column: str) -> object:
+    if value is None:
+        return "-"
+    if column == "size" and isinstance(value, int):
+        return f"{value / 1e6:.1f} MB"
+    return value
+
+
+# Change
+
+
+@shards.command("create")
+@click.argument("name", metavar="TABLE")
+@click.option("--columns", required=True, metavar="SQL", help='Such as "id bigint, name text NOT NULL".')
+@click.option("--key", required=True, metavar="COLUMNS", help="The columns that decide the shard: a,b.")
+@click.option("--shards", "count", default=8, show_default=True, help="Number of shards.")
+@click.option("--rf", default=1, show_default=True, help="Copies of each shard, on different nodes.")
+@click.option("--node", "nodes", multiple=True, help="Only this node. Repeatable. Default: all.")
+@click.option("--schema", default="public", show_default=True)
+@run_options
+@pass_session
+def create(session: Session, /, name: str, submit: bool, dry_run: bool, **options: Any) -> int:
+    """Create TABLE with its shards, readable and writable on every node."""
+    from towpath.apps.shards.service import NewTable
+
+    new = NewTable(
+        name,
+        options["columns"],
+        tuple(each.strip() for each in options["key"].split(",")),
+        options["count"],
+        options["rf"],
+        options["nodes"],
+        options["schema"],
+    )
+    return _change(session, submit, dry_run, lambda opened: opened.create(new))
+
+
+@shards.command("drop")
+@click.argument("name", metavar="TABLE")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@run_options
+@pass_session
+def drop(session: Session, /, name: str, yes: bool, submit: bool, dry_run: bool) -> int:
+    """Drop TABLE and all of its rows on every node."""
+    if not dry_run:
+        confirm(f"Drop table {name} and all of its rows?", yes)
+    return _change(session, submit, dry_run, lambda opened: opened.drop(name))
+
+
+@shards.command("move")
+@click.argument("name", metavar="TABLE")
+@click.argument("shard", type=int)
+@click.argument("target", metavar="NODE")
+@click.option("--from", "source", metavar="NODE", help="The node of the copy. Default: the primary.")
+@run_options
+@pass_session
+def move(
+    session: Session, /, name: str, shard: int, target: str, source: str | None, submit: bool, dry_run: bool
+) -> int:
+    """Move SHARD of TABLE to NODE while the table is in use."""
+    return _change(session, submit, dry_run, lambda opened: opened.move(name, shard, target, source))
+
+
+@shards.command("add-node")
+@click.argument("node")
+@tables_option
+@run_options
+@pass_session
+def add_node(session: Session, /, node: str, tables: tuple[str, ...], submit: bool, dry_run: bool) -> int:
+    """Give NODE its part of the shards."""
+    return _change(session, submit, dry_run, lambda opened: opened.add_node(node, tables))
+
+
+@shards.command("remove-node")
+@click.argument("node")
+@tables_option
+@run_options
+@pass_session
+def remove_node(session: Session, /, node: str, tables: tuple[str, ...], submit: bool, dry_run: bool) -> int:
+    """Move all shards away from NODE, which is running, and drop the tables there."""
+    return _change(session, submit, dry_run, lambda opened: opened.remove_node(node, tables))
+
+
+@shards.command("rebalance")
+@tables_option
+@run_options
+@pass_session
+def rebalance(session: Session, /, tables: tuple[str, ...], submit: bool, dry_run: bool) -> int:
+    """Move shards until the nodes have the same number of copies, and add missing copies."""
+    return _change(session, submit, dry_run, lambda opened: opened.rebalance(tables))
+
+
+@shards.command("promote")
+@click.argument("lost", metavar="LOST_NODE")
+@tables_option
+@run_options
+@pass_session
+def promote(session: Session, /, lost: str, tables: tuple[str, ...], submit: bool, dry_run: bool) -> int:
+    """Replace LOST_NODE, which does not answer any more: replicas become primaries. Writes that had not
+    reached a replica are lost."""
+    return _change(session, submit, dry_run, lambda opened: opened.promote(lost, tables))
+
+
+@shards.command("agent")
+@click.option("--node", "nodes", multiple=True, help="Run the steps of this node only. Repeatable.")
+@pass_session
+def agent(session: Session, /, nodes: tuple[str, ...]) -> int:
+    """Run the steps of submitted plans until interrupted. Also continues plans whose command was killed."""
+    with _open(session, make=True) as opened:
+        unknown = [node for node in nodes if node not in opened.nodes]
+        if unknown:
+            raise bad_input(
+                f"There is no node {unknown[0]} in the settings.", f"Nodes: {', '.join(opened.nodes)}"
+            )
+        queues = tuple(f"node/{node}" for node in nodes or opened.nodes)
+        print_stderr([f"Running the steps of {', '.join(nodes or opened.nodes)}. Ctrl-C ends the agent."])
+        opened.app.run(queues=queues, announce=lambda startup: None)
+    return OK
+
+
+def _change(session: Session, submit: bool, dry_run: bool, plan: Callable[[Shards], list[Submission]]) -> int:
+    """Make the plans, then print, submit or run them."""
+    with _open(session, make=True) as opened:
+        work = plan(opened)
+        if not work:
+            print_result(session.json, {"plans": []}, "Nothing to do.")
+            return OK
+        if dry_run:
+            data = {"plans": [{"id": each.id, "plan": msgspec.Raw(each.plan.to_json())} for each in work]}
+            print_result(session.json, data, [line for each in work for line in str(each.plan).split("\n")])
+            return OK
+        if submit and len(work) == 1:
+            opened.app.plans.submit(work[0].plan, id=work[0].id)
+            print_result(
+                session.json, {"plans": [{"id": work[0].id, "state": "running"}]}, _submitted(work[0].id)
+            )
+            return OK
+        execution = _execution(session, opened)
+        ended = asyncio.run(execution.run(work, agents=submit))
+    return _result(session, ended, work, execution.display.errors)
+
+
+def _submitted(id: str) -> str:
+    return f"Submitted plan {id}. Agents run it: `towpath shards agent`."
+
+
+def _result(
+    session: Session, ended: Sequence[PlanStatus], work: Sequence[Submission], errors: Sequence[str]
+) -> int:
+    done = [each for each in ended if each.state == "done"]
+    data = {"plans": [{"id": each.id, "state": each.state, "why": each.why} for each in ended]}
+    if len(done) == len(work):
+        print_result(session.json, data, [f"Done: {each.plan.description}." for each in work])
+        return OK
+    last = ended[-1] if ended else None
+    if last is None or last.state == "done":
+        raise Failure(f"Interrupted: {len(done)} of {len(work)} plans were done.", INTERRUPTED, "", data)
+    lines = [f"Plan {last.id} ended as {last.state}: {last.why or 'no reason'}", *errors[:20]]
+    if last.left:
+        lines.append(f"Not done: {', '.join(last.left[:20])}{' ...' if last.left_count > 20 else ''}")
+    if last.state == "rolled_back":
+        step = "Nothing of this plan is left. Correct the reason, then run the command again."
+    else:
+        step = f"`towpath plan show {last.id}` shows all steps; `towpath plan retry {last.id}` continues."
+    raise Failure("\n".join(lines), REFUSED, step, data)
+
+
+def _execution(session: Session, opened: Shards) -> _Execution:
+    from towpath.apps.shards.running import Runner
+
+    display = _Display(opened.app)
+    report: Callable[[Seen], None] = display.collect if session.json else display.show
+    return _Execution(opened, display, Runner(opened.app, report))
+
+
+class _Execution:
+    """Runs plans with the progress on stderr. The first Ctrl-C aborts the current plan, the second ends the
+    command."""
+
+    def __init__(self, opened: Shards, display: _Display, runner: Runner) -> None:
+        self._opened, self.display, self._runner = opened, display, runner
+        self._aborting: asyncio.Task[None] | None = None
+
+    async def run(self, work: Sequence[Submission], agents: bool) -> list[PlanStatus]:
+        loop, me = asyncio.get_running_loop(), asyncio.current_task()
+        assert me is not None
+
+        def interrupted() -> None:
+            if self._aborting is None:
+                self._aborting = asyncio.create_task(self._abort())
+            else:
+                me.cancel()
+
+        loop.add_signal_handler(signal.SIGINT, interrupted)
+        # The errors of steps are shown by the display, without tracebacks.
+        logger = get_logger("towpath")
+        level = logger.level
+        logger.setLevel(CRITICAL)
+        try:
+            if agents:
+                return await self._runner.follow(work)
+            return await self._runner.run(work, self._opened.nodes)
+        except asyncio.CancelledError:
+            step = "`towpath shards agent` continues it."
+            raise Failure(f"Plan {self.display.plan} has not ended.", INTERRUPTED, step) from None
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+            logger.setLevel(level)
+
+    async def _abort(self) -> None:
+        answer = await self._runner.abort("Ctrl-C")
+        what = {
+            True: "Interrupted before the point of no return: rolling back.",
+            False: "Interrupted after the point of no return: completing the plan.",
+            None: "Interrupted: the point of no return decides between rollback and completion.",
+        }[answer]
+        print_stderr([what, "Ctrl-C again ends the command; the plan then waits for an agent."])
+
+
+class _Display:
+    """Prints a line for every change of a step. `errors` are the errors of the failed steps of the last
+    plan."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._lines: dict[str, str] = {}
+        self._shown_at: dict[str, float] = {}
+        self.plan = ""
+        self.errors: list[str] = []
+
+    def collect(self, seen: Seen) -> None:
+        self.plan = seen.status.id
+        failed = [step for step in seen.steps if step.state == "failed" and step.started_at is not None]
+        self.errors = [f"{step.name} on {step.node}: {_last_line(step.error)}" for step in failed]
+        self.errors += [
+            f"undo of {step.name} on {step.node}: {_last_line(step.undo_error)}"
+            for step in seen.steps
+            if step.undo == "failed"
+        ]
+
+    def show(self, seen: Seen) -> None:
+        lines = []
+        if seen.status.id != self.plan:
+            self._lines.clear()
+            self._shown_at.clear()
+            lines.append(f"plan {seen.status.id}: {seen.total} steps")
+        self.collect(seen)
+        for step in seen.steps:
+            line = _line_of(step)
+            if line and self._lines.get(step.name) != line:
+                self._lines[step.name] = line
+                lines.append(line)
+            elif step.state == "running":
+                lines += self._still_running(step)
+        if lines:
+            print_stderr(lines)
+
+    def _still_running(self, step: StepStatus) -> Iterator[str]:
+        """A line each time that another two seconds have passed, with the progress that the step reports."""
+        now = time.monotonic()
+        if now - self._shown_at.setdefault(step.name, now) >= STEP_SECONDS:
+            self._shown_at[step.name] = now
+            jobs = {job.id: job for job in self._app.progress().running}
+            found = jobs.get(f"plan/{self.plan}/{step.name}")
+            part = ""
+            if found is not None and found.done is not None and found.total:
+                part = f", {100 * found.done / found.total:.0f} %"
+            yield f"  running  {step.name} on {step.node}{part}"
+
+
+def _line_of(step: StepStatus) -> str:
+    """The line of a step that has ended, was undone or waits for another attempt; empty for others."""
+    if step.undo is not None:
+        word = {"done": "undone", "failed": "not undone"}.get(step.undo, "")
+        error = step.undo_error if step.undo == "failed" else None
+        return f"  {word:8} {step.name} on {step.node}{_why(error)}" if word else ""
+    if step.state == "scheduled" and step.error is not None:
+        return f"  retry {step.attempts:<2} {step.name} on {step.node}{_why(step.error)}"
+    if step.started_at is None or step.finished_at is None:
+        return ""
+    spent = "" if step.duration is None else f", {step.duration:.1f} s"
+    error = None if step.state == "done" else step.error
+    return f"  {step.state:8} {step.name} on {step.node}{spent}{_why(error)}"
+
+
+def _why(error: str | None) -> str:
+    return "" if error is None else f": {_last_line(error)}"
+
+
+def _last_line(error: str | None) -> str:
+    """The line of a traceback with the error. PostgreSQL adds lines such as `CONTEXT: ...` below it."""
+    lines = (error or "").strip().split("\n")
+    return next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])
