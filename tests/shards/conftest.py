@@ -28,13 +28,26 @@ def shard_servers(postgres_place: Path) -> Iterator[dict[str, Server]]:
         yield dict(zip(NODES, started, strict=True))
 
 
-@pytest.fixture
-def fleet(shard_servers: dict[str, Server]) -> Iterator[Fleet]:
-    """A new database on each of three servers, and an empty catalogue."""
+@contextlib.contextmanager
+def _new_fleet(servers: dict[str, Server], url: str) -> Iterator[Fleet]:
+    """A new database on each server, and an empty catalogue in the ledger of this URL."""
     with ThreadPoolExecutor(len(NODES)) as threads:
-        made = list(threads.map(Server.create_database, shard_servers.values()))
-        with contextlib.closing(open_ledger("memory://")) as ledger:
-            fleet = Fleet(dict(zip(shard_servers, made, strict=True)), ledger)
+        made = list(threads.map(Server.create_database, servers.values()))
+        with contextlib.closing(open_ledger(url)) as ledger:
+            fleet = Fleet(dict(zip(servers, made, strict=True)), ledger, url)
             yield fleet
             fleet.clear()
-        list(threads.map(Server.drop_database, shard_servers.values(), made))
+        list(threads.map(Server.drop_database, servers.values(), made))
+
+
+@pytest.fixture
+def fleet(shard_servers: dict[str, Server]) -> Iterator[Fleet]:
+    with _new_fleet(shard_servers, "memory://") as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def disk_fleet(shard_servers: dict[str, Server], tmp_path: Path) -> Iterator[Fleet]:
+    """As `fleet`, with a ledger that other processes open too."""
+    with _new_fleet(shard_servers, f"sqlite:///{tmp_path / 'ledger.db'}") as fleet:
+        yield fleet

@@ -105,6 +105,15 @@ def test_two_copies_survive_the_loss_of_a_server(
         assert fleet.query("n2", "SELECT count(*) FROM items") == [(300,)]
         fleet.query("n2", "INSERT INTO items SELECT x, x FROM generate_series(301, 400) x")
         assert fleet.query("n1", "SELECT count(*) FROM items") == [(400,)]
+    assert shell("shards", "check", code=1).out.count("n3: orphan") > 0
+    assert shell("shards", "fence", "n3", "--json").json == {"tables": {"items": [1, 2]}}
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        fleet.query("n3", "SELECT count(*) FROM items")
+    shell("shards", "discard", "n3", "--yes")
+    assert shell("shards", "check").out == "The servers match the catalogue.\n"
+    shell("shards", "add-node", "n3")
+    assert shell("shards", "check").out == "The servers match the catalogue.\n"
+    assert fleet.query("n3", "SELECT count(*) FROM items") == [(400,)]
 
 
 def test_wrong_input_changes_nothing(shell: Shell, fleet: Fleet) -> None:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,9 @@ from towpath import App
 from towpath.apps.shards import moves
 from towpath.apps.shards.catalogue import TableRecord
 from towpath.flows.kinds import PlanState
+from towpath.flows.plan import Plan
+from towpath.flows.status import StepStatus
+from towpath.operations.plans import PlanHandle
 from towpath.testing.postgres import Server
 
 ROLES = ("source", "target", "other")
@@ -53,10 +56,10 @@ class Outcome:
 
 
 class Writer:
-    """Inserts rows through one node all the time. `acked` are the rows that the server confirmed; `longest` is
-    the longest time that one insert took."""
+    """Inserts rows through one node all the time. `acked` are the rows that the server confirmed, `errors` all
+    other answers; `longest` is the longest time that one insert took."""
 
-    def __init__(self, url: str, first: int, step: int, pause: float = 0.01) -> None:
+    def __init__(self, url: str, first: int, step: int, pause: float = 0.02) -> None:
         self._url, self._next, self._step, self._pause = url, first, step, pause
         self.acked: list[int] = []
         self.longest = 0.0
@@ -71,33 +74,30 @@ class Writer:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            with contextlib.suppress(psycopg.OperationalError):
+            try:
                 with psycopg.connect(self._url, autocommit=True) as connection:
                     self._insert(connection)
+            except psycopg.Error as error:
+                self.errors.append(f"{type(error).__name__}: {error}")
             self._stop.wait(0.1)
 
     def _insert(self, connection: psycopg.Connection[Any]) -> None:
-        while not self._stop.is_set():
+        while not self._stop.wait(self._pause):
             number, self._next = self._next, self._next + self._step
             begun = time.monotonic()
-            try:
-                connection.execute("INSERT INTO public.items (id, name) VALUES (%s, 'w')", [number])
-            except psycopg.OperationalError:
-                raise
-            except psycopg.Error as error:
-                self.errors.append(f"{number}: {error}")
-            else:
-                self.acked.append(number)
-                self.longest = max(self.longest, time.monotonic() - begun)
-            self._stop.wait(self._pause)
+            connection.execute("INSERT INTO public.items (id, name) VALUES (%s, 'w')", [number])
+            self.acked.append(number)
+            self.longest = max(self.longest, time.monotonic() - begun)
 
 
 class Monitor:
     """Reads all nodes again and again: when all answer, one of them must have the first rows of the shard in a
-    real table."""
+    real table. `without` counts the times when none had."""
 
     def __init__(self, fleet: Fleet, shard: int, rows: int) -> None:
         self._fleet, self._table, self._rows = fleet, f"items_s{shard}", rows
+        primary = fleet.catalogue.get("items").shards[shard].primary
+        self._count = self._counted(primary, self._table)
         self.samples, self.without = 0, 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -110,11 +110,10 @@ class Monitor:
     def _run(self) -> None:
         while not self._stop.wait(0.1):
             with contextlib.suppress(psycopg.OperationalError):
-                copies = [node for node in self._fleet.urls if self._complete(node)]
-                if not copies:  # a move may have ended between the reads of two nodes
-                    copies = [node for node in reversed([*self._fleet.urls]) if self._complete(node)]
+                # The shard may move from a node that is read later to one that was read already.
+                found = any(map(self._complete, [*self._fleet.urls, *reversed(self._fleet.urls)]))
                 self.samples += 1
-                self.without += not copies
+                self.without += not found
 
     def _complete(self, node: str) -> bool:
         found = self._fleet.query(
@@ -123,21 +122,16 @@ class Monitor:
             " AND relkind = 'r' AND relname ~ %s",
             [f"^{self._table}(_g[0-9]+_old)?$"],
         )
-        for (name,) in found:
-            with contextlib.suppress(psycopg.errors.UndefinedTable, psycopg.errors.WrongObjectType):
-                statement = f"SELECT count(*) FROM towpath_shards.{name} WHERE id <= %s"
-                if self._fleet.query(node, statement, [self._rows])[0][0] == self._expected(node):
-                    return True
-        return False
+        return any(self._counted(node, name) == self._count for (name,) in found)
 
-    def _expected(self, node: str) -> int:
-        if not hasattr(self, "_count"):
-            raise psycopg.OperationalError("not counted yet")
-        return int(self._count)
-
-    def expect(self, count: int) -> None:
-        """The number of the first rows in this shard."""
-        self._count = count
+    def _counted(self, node: str, name: str) -> int | None:
+        try:
+            counted: int = self._fleet.query(
+                node, f"SELECT count(*) FROM ONLY towpath_shards.{name} WHERE id <= %s", [self._rows]
+            )[0][0]
+        except (psycopg.errors.UndefinedTable, psycopg.errors.WrongObjectType):
+            return None
+        return counted
 
 
 class Rig:
@@ -148,6 +142,9 @@ class Rig:
         self.proxies = {node: PgProxy(server.port) for node, server in servers.items()}
         self.app: App = shard_worker.make_app(url, fleet.nodes)
         self.worker: subprocess.Popen[bytes] | None = None
+        self.writers: dict[str, Writer] = {}
+        self.monitor: Monitor | None = None
+        self._first = 1_000_000
         self._moves = 0
 
     def start_worker(self) -> None:
@@ -158,7 +155,23 @@ class Rig:
         given = {"url": self.url, "direct": self.fleet.urls, "proxied": proxied}
         self.worker = subprocess.Popen([sys.executable, "-m", "tests.support.shard_worker", json.dumps(given)])
 
+    def start_writer(self, node: str, pause: float = 0.02) -> None:
+        """Rows of all writers of a rig have different ids."""
+        self._first += 1
+        self.writers[node] = Writer(self.fleet.urls[node], self._first, 1000, pause)
+
+    def missing(self, node: str = "n1") -> list[str]:
+        """Confirmed rows that are not there exactly once, as this node sees the table."""
+        acked = {number for writer in self.writers.values() for number in [*writer.acked]}
+        rows = [row[0] for row in self.fleet.query(node, "SELECT id FROM public.items")]
+        lost, double = acked.difference(rows), len(rows) - len({*rows})
+        return [f"{len(lost)} confirmed rows are lost, {double} rows are there twice"] if lost or double else []
+
     def close(self) -> None:
+        for writer in self.writers.values():
+            writer.close()
+        if self.monitor is not None:
+            self.monitor.close()
         if self.worker is not None:
             self.worker.kill()
             self.worker.wait()
@@ -193,24 +206,41 @@ class Rig:
             rule = Rule(fault, case.nth, hook, lambda text: normal(text) == case.text)
             self.proxies[node].rule = rule
         handle = self.app.plans.submit(plan, id=id)
-        for _ in range(3):
-            try:
-                status = handle.wait(timeout=seconds)
-            except TimeoutError:
-                outcome.wrong.append(f"not ended within {seconds:g} s: {handle.status()}")
-                break
-            outcome.states.append(str(status.state))
-            if status.state not in (PlanState.PARKED, PlanState.ROLLBACK_FAILED):
-                break
-            handle.retry(by="test", why="the fault is over")
+        outcome.states = self.ended(handle, seconds)
         outcome.seconds = time.monotonic() - begun
         outcome.applied = rule is None or rule.applied.is_set()
         for proxy in self.proxies.values():
             proxy.rule = None
         if outcome.states[-1:] not in (["done"], ["rolled_back"]):
             outcome.wrong.append(f"{handle.status()} {[s for s in handle.steps() if s.error]}")
-        outcome.wrong += self.fleet.audit()
+        outcome.wrong += [*self.fleet.audit(), *self.missing()]
+        if self.monitor is not None and self.monitor.without:
+            outcome.wrong.append(f"no copy of the shard in {self.monitor.without} samples")
+            self.monitor.without = 0
         return outcome
+
+    def ended(self, handle: PlanHandle, seconds: float = 90.0) -> list[str]:
+        """The states in which the plan came to rest; a parked plan is retried."""
+        states: list[str] = []
+        for _ in range(3):
+            try:
+                status = handle.wait(timeout=seconds)
+            except TimeoutError:
+                return [*states, f"not ended within {seconds:g} s"]
+            states.append(str(status.state))
+            if status.state not in (PlanState.PARKED, PlanState.ROLLBACK_FAILED):
+                break
+            handle.retry(by="test", why="the fault is over")
+        return states
+
+    def run(self, plans: Iterable[Plan], id: str) -> list[StepStatus]:
+        """Run plans one after the other; return the steps of all."""
+        steps: list[StepStatus] = []
+        for number, plan in enumerate(plans):
+            handle = self.app.plans.submit(plan, id=f"{id}-{number}")
+            assert self.ended(handle) == ["done"], handle.status()
+            steps += handle.steps()
+        return steps
 
     def _hook(self, fault: Fault, node: str, id: str) -> Callable[[], None]:
         def kill_worker() -> None:
@@ -280,6 +310,7 @@ def rigged(fleet: Fleet, servers: dict[str, Server], url: str, rows: int = 200) 
         fleet.query(
             "n1", "INSERT INTO public.items (id, name) SELECT g, 'first' FROM generate_series(1, %s) g", [rows]
         )
+        rig.monitor = Monitor(fleet, 0, rows)
         rig.start_worker()
         yield rig
     finally:

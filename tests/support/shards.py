@@ -38,8 +38,8 @@ COLUMNS = "id bigint, name text NOT NULL DEFAULT 'x', at timestamptz"
 class Fleet:
     """The nodes of one test: a database on each server. `urls`: node -> address."""
 
-    def __init__(self, urls: dict[str, str], ledger: Ledger) -> None:
-        self.urls, self.ledger = urls, ledger
+    def __init__(self, urls: dict[str, str], ledger: Ledger, url: str = "memory://") -> None:
+        self.urls, self.ledger, self.url = urls, ledger, url
         self.nodes = Nodes(urls)
         self.catalogue = Catalogue(ledger, SystemClock())
         self.cluster = Cluster(self.nodes, self.catalogue)

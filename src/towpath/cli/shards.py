@@ -264,6 +264,34 @@ def promote(session: Session, /, lost: str, tables: tuple[str, ...], submit: boo
     return _change(session, submit, dry_run, lambda opened: opened.promote(lost, tables))
 
 
+@shards.command("fence")
+@click.argument("node")
+@tables_option
+@pass_session
+def fence(session: Session, /, node: str, tables: tuple[str, ...]) -> int:
+    """Close the old tables of a replaced NODE that is back. The logical tables are renamed, so that clients
+    do not use them by mistake; their rows can still be read."""
+    with _open(session) as opened:
+        found = opened.fence(node, tables)
+    lines = [f"{name}: shards {', '.join(map(str, held)) or 'none'}" for name, held in found.items()]
+    print_result(session.json, {"tables": found}, lines or "Nothing to do.")
+    return OK
+
+
+@shards.command("discard")
+@click.argument("node")
+@tables_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@pass_session
+def discard(session: Session, /, node: str, tables: tuple[str, ...], yes: bool) -> int:
+    """Drop the old tables of a replaced NODE that is back. Then `add-node` can add the node again."""
+    confirm(f"Drop the old tables on node {node}?", yes)
+    with _open(session) as opened:
+        found = opened.discard(node, tables)
+    print_result(session.json, {"tables": found}, [f"{name}: dropped" for name in found] or "Nothing to do.")
+    return OK
+
+
 @shards.command("agent")
 @click.option("--node", "nodes", multiple=True, help="Run the steps of this node only. Repeatable.")
 @pass_session
@@ -443,6 +471,8 @@ def _line_of(step: StepStatus) -> str:
     if step.started_at is None or step.finished_at is None:
         return ""
     spent = "" if step.duration is None else f", {step.duration:.1f} s"
+    if isinstance(step.result, dict) and "pause" in step.result:
+        spent += f", writes paused for {step.result['pause']:.2f} s"
     error = None if step.state == "done" else step.error
     return f"  {step.state:8} {step.name} on {step.node}{spent}{_why(error)}"
 

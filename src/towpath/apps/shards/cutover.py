@@ -6,8 +6,8 @@ under the old name, so that routes of other nodes still reach the rows. Writers 
 continue on the target. If the transaction fails at any point, the server rolls it back and writers continue
 on the source.
 
-Both the logical table and the shard are locked in this order, as writers do; another order would be a
-deadlock."""
+A writer of this node locks the logical table, then the shard. A writer of another node locks the shard, then
+the logical table, for its hash partition constraint. `lock_switch` therefore locks in four steps."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from towpath.apps.shards.replication import ReplicationBroken
 from towpath.apps.shards.routines import Cluster, Work, routine
 from towpath.apps.shards.session import NodeSession, compose, session
 
-PIVOT_LOCK = "400ms"
-"""Each of two locks. Writers wait behind a lock request, so that a request must not wait for long."""
+_FIRST, _SECOND = "300ms", "150ms"
+"""The time to wait for each lock, before and after writers are held back. All four together are less than the
+default of `deadlock_timeout` (1 s): if transactions wait for each other, this side gives up, not the
+writer."""
 CONFIRM = 1.0
 """Seconds, with the locks held, for the target to confirm the last position."""
 IDLE = "5s"
@@ -68,11 +70,10 @@ def _switch(cluster: Cluster, record: TableRecord, work: Work, source: NodeSessi
     table = table_of(work)
     ready = replication.position(source)
     replication.await_position(source, slots, ready, source.limit)
-    with source.transaction(idle_in_transaction_session_timeout=IDLE, lock_timeout=PIVOT_LOCK):
+    with source.transaction(idle_in_transaction_session_timeout=IDLE):
         ensure_server(cluster, source, work.peer)
         begun = time.monotonic()
-        lock_logical(source, record)
-        source.run(compose("LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE", table=table))
+        lock_switch(source, record, table)
         last = replication.position(source)
         waited = replication.await_position(source, slots, last, CONFIRM)
         source.run(schema.detach(record, table[1]))
@@ -89,8 +90,21 @@ def ensure_server(cluster: Cluster, node: NodeSession, peer: str) -> None:
         schema.ensure_servers(node.connection, cluster.nodes, [peer])
 
 
-def lock_logical(node: NodeSession, record: TableRecord) -> None:
-    node.run(compose("LOCK TABLE ONLY {table} IN ACCESS EXCLUSIVE MODE", table=(record.schema, record.table)))
+def lock_switch(node: NodeSession, record: TableRecord, table: tuple[str, str] | None = None) -> None:
+    """Lock the logical table, and the shard table that takes or leaves its place in it, in the transaction of
+    the caller.
+
+    First new writers are held back and running writers finish: on the logical table by a lock that does not
+    conflict with ACCESS SHARE, which writers of other nodes need to finish, then on the shard. When no writer
+    is left, both locks are raised."""
+    logical = (record.schema, record.table)
+    steps = [(_FIRST, "ONLY", logical, "SHARE ROW EXCLUSIVE"), (_SECOND, "ONLY", logical, "ACCESS EXCLUSIVE")]
+    if table is not None:
+        steps.insert(1, (_FIRST, "", table, "EXCLUSIVE"))
+        steps.append((_SECOND, "", table, "ACCESS EXCLUSIVE"))
+    for timeout, only, name, mode in steps:
+        node.run("SELECT set_config('lock_timeout', %s, true)", [timeout])
+        node.run(compose(f"LOCK TABLE {only} {{table}} IN {mode} MODE", table=name))
 
 
 def unguard(record: TableRecord, shard: int, target: NodeSession) -> None:
@@ -122,9 +136,9 @@ def attach_copy(cluster: Cluster, work: Work) -> dict[str, Any]:
     def attempt(number: int) -> dict[str, Any]:
         if attached(target, name):
             return {}
-        with target.transaction(lock_timeout=LOCK_TIMEOUT):
+        with target.transaction():
             begun = time.monotonic()
-            lock_logical(target, record)
+            lock_switch(target, record, table_of(work))
             drop_routes(target, record, work.shard)
             target.run(schema.attach(record, name, work.shard))
             target.run(schema.drop_hash_check(record, work.shard))
@@ -147,10 +161,10 @@ def reroute(cluster: Cluster, work: Work) -> dict[str, Any]:
     def attempt(number: int) -> dict[str, Any]:
         if attached(node, route):
             return {}
-        with node.transaction(lock_timeout=LOCK_TIMEOUT):
+        with node.transaction():
             ensure_server(cluster, node, work.peer)
             begun = time.monotonic()
-            lock_logical(node, record)
+            lock_switch(node, record)
             drop_routes(node, record, work.shard)
             node.run(schema.create_route(record, work.shard, work.peer, work.generation))
             node.run(schema.attach(record, route, work.shard))
