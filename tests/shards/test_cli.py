@@ -196,5 +196,50 @@ def test_agents_run_submitted_plans(shell: Shell, fleet: Fleet) -> None:
     assert shell("shards", "check", "--json").json == {"differences": []}
 
 
+def test_a_role_with_a_password_and_without_superuser(
+    shell: Shell, fleet: Fleet, shard_servers: dict[str, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role = f"shop_{os.getpid()}"
+    secret = "hush-4711"
+    for node, server in shard_servers.items():
+        hba = server.directory / "data" / "pg_hba.conf"
+        hba.write_text(f"host all {role} 127.0.0.1/32 scram-sha-256\n{hba.read_text()}")
+        database = fleet.urls[node].rpartition("/")[2]
+        for statement in (
+            "SELECT pg_reload_conf()",
+            f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD '{secret}' IN ROLE pg_create_subscription",
+            f"GRANT CREATE ON DATABASE {database} TO {role}",
+            f"GRANT CREATE ON SCHEMA public TO {role}",
+            f"GRANT EXECUTE ON FUNCTION pg_replication_origin_progress(text, boolean) TO {role}",
+            "CREATE EXTENSION postgres_fdw",
+            f"GRANT USAGE ON FOREIGN DATA WRAPPER postgres_fdw TO {role}",
+        ):
+            fleet.query(node, statement)
+    nodes = [
+        f'[nodes.{node}]\naddress = "{url.replace("postgres@", f"{role}@")}"\npassword_env = "SHOP"\n'
+        for node, url in fleet.urls.items()
+    ]
+    (shell.folder / "towpath.toml").write_text("\n".join(nodes))
+    assert "SHOP" in shell("shards", "nodes", code=1).err
+    monkeypatch.setenv("SHOP", secret)
+    ran = [
+        shell("shards", "nodes", "--json"),
+        shell("shards", "create", "items", *COLUMNS, "--shards", "3", "--rf", "2", "--json"),
+        shell("shards", "move", "items", "0", "n3"),
+        shell("shards", "status", "--json"),
+        shell("shards", "check"),
+    ]
+    url = fleet.urls["n1"].replace("postgres@", f"{role}:{secret}@")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("INSERT INTO items SELECT x, x FROM generate_series(1, 30) x")
+        assert connection.execute("SELECT count(*) FROM items").fetchone() == (30,)
+    assert not any(secret in each.out + each.err for each in ran)
+    assert not any(secret.encode() in each.read_bytes() for each in shell.folder.glob("towpath.db*"))
+    shell("shards", "drop", "items", "--yes")
+    for node in fleet.urls:
+        fleet.query(node, f"DROP OWNED BY {role}")
+        fleet.query(node, f"DROP ROLE {role}")
+
+
 def _pending(shell: Shell) -> bool:
     return any(each["pending"] for each in shell("shards", "status", "--json").json["copies"])

@@ -15,8 +15,10 @@ from towpath import Ledger
 from towpath.apps.shards import names
 from towpath.clock import Clock
 from towpath.commands import Note, Noted, NoteQuery
-from towpath.errors import InvalidInput, Refused, TowpathError
+from towpath.errors import Described, InvalidInput, Refused, TowpathError
 
+MAX_RECORD = 200_000
+"""Bytes of a record. A note has at most 256 KiB, and a pending change needs room."""
 TableState = Literal["creating", "ready", "dropping"]
 
 
@@ -205,6 +207,9 @@ def check_record(record: TableRecord) -> TableRecord:
             raise InvalidInput(
                 field=f"shards[{number}]", value=shard.nodes, expected="different nodes of the table"
             )
+    if (size := len(encode(record))) > MAX_RECORD:
+        expected = f"at most {MAX_RECORD} bytes as JSON: fewer shards, or shorter names of nodes"
+        raise InvalidInput(field="record", value=Described(f"{size} bytes"), expected=expected)
     return record
 
 
