@@ -128,7 +128,7 @@ def test_wrong_input_changes_nothing(shell: Shell, fleet: Fleet) -> None:
     error = shell("shards", "create", "items", *COLUMNS, "--json", code=1).error
     assert error["details"]["reasons"] == ['n2: relation "items" already exists']
     (shell.folder / "towpath.toml").write_text("")
-    assert "The settings have no nodes" in shell("shards", "nodes", code=2).err
+    assert "The settings have no nodes with" in shell("shards", "nodes", code=2).err
 
 
 def test_a_failed_step_rolls_everything_back(shell: Shell, fleet: Fleet) -> None:

@@ -86,14 +86,16 @@ def _open(session: Session, *, make: bool = False) -> Iterator[Shards]:
 
 def _nodes(app: App) -> Any:
     """The nodes of the settings. A password is read when a connection is opened."""
-    from towpath.apps.shards.nodes import Nodes
+    from towpath.apps.shards.nodes import Nodes, is_database
     from towpath.operations.actions.common import Credentials
 
     found = app.settings.nodes
-    addresses = {name: node.address for name, node in found.items() if node.address is not None}
+    addresses = {
+        name: node.address for name, node in found.items() if node.address and is_database(node.address)
+    }
     if not addresses:
         raise bad_input(
-            "The settings have no nodes.",
+            "The settings have no nodes with an address of PostgreSQL.",
             'Add them to towpath.toml: [nodes.n1] address = "host=db1 dbname=shop user=shop". See'
             " docs/shards.md.",
         )

@@ -49,13 +49,27 @@ class Shard(msgspec.Struct, frozen=True, array_like=True):
 
 class PendingChange(msgspec.Struct, frozen=True):
     """The change that a running plan makes: shards by number that will have another placement, nodes that
-    will get or lose the logical table."""
+    will get or lose the logical table. `nodes` and `before` are the nodes of the table and the shards for
+    which the plan was made: it must not begin if another plan has changed them since."""
 
     plan: str
     operation: str
     shards: Mapping[int, Shard] = {}
     add_nodes: tuple[str, ...] = ()
     remove_nodes: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    before: Mapping[int, Shard] = {}
+
+    def made_for(self, record: TableRecord) -> PendingChange:
+        """The change of a plan that is made for this record."""
+        before = {number: record.shards[number] for number in self.shards}
+        return msgspec.structs.replace(self, nodes=record.nodes, before=before)
+
+    def fits(self, record: TableRecord) -> bool:
+        """Is the record still as it was when the plan was made?"""
+        return self.nodes in ((), record.nodes) and all(
+            record.shards[number] == shard for number, shard in self.before.items()
+        )
 
 
 Pending = PendingChange
@@ -161,6 +175,8 @@ class Catalogue:
             raise TableBusy(table=table, why=why)
         if record.state != "ready":
             raise TableBusy(table=table, why=f"its state is {record.state}")
+        if not change.fits(record):
+            raise TableBusy(table=table, why="its placement has changed since the plan was made")
         changed = msgspec.structs.replace(record, pending=change)
         self.write(table, changed, version)
         return changed

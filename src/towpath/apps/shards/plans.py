@@ -88,10 +88,11 @@ def drop_plan(record: TableRecord, plan: str) -> Plan:
     subscriptions are dropped before the slots and tables that they use."""
     first = record.nodes[0]
 
-    def on(node: str) -> Work:
-        return Work(table=record.table, plan=plan, node=node)
+    def on(node: str, **more: Any) -> Work:
+        return Work(table=record.table, plan=plan, node=node, **more)
 
-    begin = step(tables.BEGIN_DROP, "begin", on(first), locks=(names.lock(record.table),))
+    known = {"nodes": list(record.nodes)}
+    begin = step(tables.BEGIN_DROP, "begin", on(first, more=known), locks=(names.lock(record.table),))
     tried = [
         step(tables.REHEARSE_DROP, f"rehearse-{node}", on(node), after=["begin"]) for node in record.nodes
     ]
