@@ -32,8 +32,14 @@ from towpath.operations.plans import PlanHandle
 from towpath.testing.postgres import Server
 
 ROLES = ("source", "target", "other")
-_POLLED = ("srsubstate", "pg_wal_lsn_diff", "pg_stat_progress_copy", "confirmed_flush_lsn >=")
-"""Statements of loops that wait: only the first of each is a case."""
+_ONCE = (
+    "srsubstate",
+    "pg_wal_lsn_diff",
+    "pg_stat_progress_copy",
+    "confirmed_flush_lsn >=",
+    "SELECT set_config(",
+)
+"""Statements of loops that wait, and settings of a session: only the first of each is a case."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,8 @@ class Outcome:
 
 
 class Writer:
-    """Inserts rows through one node all the time. `acked` are the rows that the server confirmed, `errors` all
-    other answers; `longest` is the longest time that one insert took."""
+    """Inserts rows through one node all the time. `acked` are the rows that the server confirmed, `errors`
+    all other answers; `longest` is the longest time that one insert took."""
 
     def __init__(self, url: str, first: int, step: int, pause: float = 0.02) -> None:
         self._url, self._next, self._step, self._pause = url, first, step, pause
@@ -91,8 +97,8 @@ class Writer:
 
 
 class Monitor:
-    """Reads all nodes again and again: when all answer, one of them must have the first rows of the shard in a
-    real table. `without` counts the times when none had."""
+    """Reads all nodes again and again: when all answer, one of them must have the first rows of the shard in
+    a real table. `without` counts the times when none had."""
 
     def __init__(self, fleet: Fleet, shard: int, rows: int) -> None:
         self._fleet, self._table, self._rows = fleet, f"items_s{shard}", rows
@@ -153,7 +159,9 @@ class Rig:
             for node, address in self.fleet.urls.items()
         }
         given = {"url": self.url, "direct": self.fleet.urls, "proxied": proxied}
-        self.worker = subprocess.Popen([sys.executable, "-m", "tests.support.shard_worker", json.dumps(given)])
+        self.worker = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.shard_worker", json.dumps(given)]
+        )
 
     def start_writer(self, node: str, pause: float = 0.02) -> None:
         """Rows of all writers of a rig have different ids."""
@@ -165,7 +173,9 @@ class Rig:
         acked = {number for writer in self.writers.values() for number in [*writer.acked]}
         rows = [row[0] for row in self.fleet.query(node, "SELECT id FROM public.items")]
         lost, double = acked.difference(rows), len(rows) - len({*rows})
-        return [f"{len(lost)} confirmed rows are lost, {double} rows are there twice"] if lost or double else []
+        return (
+            [f"{len(lost)} confirmed rows are lost, {double} rows are there twice"] if lost or double else []
+        )
 
     def close(self) -> None:
         for writer in self.writers.values():
@@ -270,7 +280,7 @@ class Rig:
                 known = normal(text)
                 nth = seen.get(known, 0)
                 seen[known] = nth + 1
-                if nth == 0 or not any(part in known for part in _POLLED):
+                if nth == 0 or not any(part in known for part in _ONCE):
                     found.append(Case(roles[node], known, nth))
         return found
 
@@ -295,8 +305,7 @@ def normaliser(roles: dict[str, str]) -> Callable[[str], str]:
         text = re.sub(r"_g\d+_", "_g#_", text)
         text = re.sub(r"move-\d+", "move-#", text)
         text = re.sub(r"CONNECTION '[^']*'", "CONNECTION '...'", text)
-        text = re.sub(r"'\d+'::oid", "'#'::oid", text)
-        return text
+        return re.sub(r"'\d+'::oid", "'#'::oid", text)
 
     return normal
 
@@ -308,7 +317,9 @@ def rigged(fleet: Fleet, servers: dict[str, Server], url: str, rows: int = 200) 
     try:
         fleet.create()
         fleet.query(
-            "n1", "INSERT INTO public.items (id, name) SELECT g, 'first' FROM generate_series(1, %s) g", [rows]
+            "n1",
+            "INSERT INTO public.items (id, name) SELECT g, 'first' FROM generate_series(1, %s) g",
+            [rows],
         )
         rig.monitor = Monitor(fleet, 0, rows)
         rig.start_worker()

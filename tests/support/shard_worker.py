@@ -11,13 +11,13 @@ from typing import Any
 from psycopg import Connection
 
 from towpath import App
-from towpath.apps.shards import moves, replicas
+from towpath.apps.shards import moves as moves  # for its routines
 from towpath.apps.shards.catalogue import Catalogue
 from towpath.apps.shards.nodes import Nodes
 from towpath.apps.shards.routines import Cluster, install
 from towpath.clock import SystemClock
 
-LIMIT = 1.5
+LIMIT = 1.0
 """Seconds of a statement: a connection that hangs is noticed after twice this time."""
 
 
@@ -42,7 +42,6 @@ def make_app(url: str, nodes: Nodes) -> App:
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    assert moves.RETRY and replicas.SWITCH  # imported for their routines
     app = make_app(given["url"], ProxiedNodes(given["direct"], given["proxied"]))
     app.run(queues=tuple(f"node/{node}" for node in given["direct"]), lease=2.0, grace=1.0)
     app.close()

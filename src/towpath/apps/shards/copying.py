@@ -7,18 +7,22 @@ target only while the source has its own copy attached."""
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
+import psycopg
 from psycopg import sql
 
 from towpath import Fail, Running, current
 from towpath.apps.shards import names, replication, schema
+from towpath.apps.shards.catalogue import TableRecord
 from towpath.apps.shards.nodes import NodeAway
 from towpath.apps.shards.preconditions import against_move
 from towpath.apps.shards.replication import ReplicationBroken, qualified
 from towpath.apps.shards.routines import Cluster, Work, routine
 from towpath.apps.shards.session import NodeSession, compose, session
-from towpath.apps.shards.verify import CHUNK, Comparison
+from towpath.apps.shards.verify import Comparison
 from towpath.errors import NotInJob
 
 MAX_LAG = 1024 * 1024
@@ -26,6 +30,10 @@ MAX_LAG = 1024 * 1024
 STALLED_TIMES = 10
 """Of the limit of a statement: so long a copy may be without progress before the step is tried again."""
 LOCK_TIMEOUT = "1s"
+TRIES = 30
+_PAUSE = 0.3
+_TRANSIENT = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected, ReplicationBroken)
+T = TypeVar("T")
 
 
 def job() -> Running | None:
@@ -85,13 +93,8 @@ def create_copy(cluster: Cluster, work: Work) -> None:
     with session(cluster, work) as target:
         if _created(target, work):
             return
-        with target.bounded():
-            oid = schema.parent_oid(target.connection, record)
-        if oid is None:
-            raise Fail(f"node {work.node} has no table {record.schema}.{record.table}")
         with target.transaction(lock_timeout=LOCK_TIMEOUT):
             target.run(schema.create_shard(record, work.shard))
-            target.run(schema.add_hash_check(record, work.shard, oid))
             for statement in schema.guard(record, work.shard):
                 target.run(statement)
             target.run(schema.comment("TABLE", sql.Identifier(*table_of(work)), schema.tag(work.plan)))
@@ -250,20 +253,33 @@ def await_copy(cluster: Cluster, work: Work) -> dict[str, Any]:
                 why = f"no progress in state {state}; the log of the server has the reason"
                 raise ReplicationBroken(name=name, node=work.node, why=why)
             time.sleep(pause)
-            pause = min(pause * 1.5, 0.5)
+            pause = min(pause * 1.5, 0.1)
 
 
 def finish_copy(cluster: Cluster, work: Work) -> dict[str, Any]:
-    """Create the secondary indexes of the source on the target, then collect statistics."""
-    table = table_of(work)
+    """Create the secondary indexes of the source on the target, and add the CHECK constraint that makes the
+    later ATTACH skip its scan. During the copy these would slow down every row."""
+    table, record = table_of(work), cluster.record(work)
     with session(cluster, work, work.peer) as source, session(cluster, work) as target:
         made = []
         for name, definition in secondary_indexes(source, table):
             if target.value("SELECT to_regclass(%s)", [qualified((table[0], name))]) is None:
                 target.run(definition, endless=True)
                 made.append(name)
-        target.run(compose("ANALYZE {table}", table=table), endless=True)
+        add_check(record, work.shard, target)
         return {"indexes": made}
+
+
+def add_check(record: TableRecord, shard: int, node: NodeSession) -> None:
+    """Add the partition constraint as a CHECK to a copy that is not attached, unless it has it."""
+    with node.bounded():
+        oid = schema.parent_oid(node.connection, record)
+    if oid is None:
+        raise Fail(f"node {node.node} has no table {record.schema}.{record.table}")
+    exists = "SELECT 1 FROM pg_catalog.pg_constraint WHERE conrelid = to_regclass(%s) AND conname = %s"
+    table = (names.SCHEMA, names.shard_table(record.table, shard))
+    if node.value(exists, [qualified(table), names.hash_check(record.table, shard)]) is None:
+        node.run(schema.add_hash_check(record, shard, oid), endless=True)
 
 
 def secondary_indexes(node: NodeSession, table: tuple[str, str]) -> list[tuple[str, str]]:
@@ -279,20 +295,41 @@ def secondary_indexes(node: NodeSession, table: tuple[str, str]) -> list[tuple[s
 
 
 def verify(cluster: Cluster, work: Work) -> dict[str, Any]:
-    """Compare the rows on both nodes, chunk by chunk. The last key compared is the cursor of the job, so that
-    the next attempt continues behind it."""
-    slot = _slot(work, work.node)
-    with session(cluster, work, work.peer) as source, session(cluster, work) as target:
-        comparison = Comparison(source, target, table_of(work), slot)
+    """Compare the rows on both nodes, chunk by chunk, and collect the statistics of the target meanwhile. The
+    last key compared is the cursor of the job, so that the next attempt continues behind it."""
+    with (
+        session(cluster, work, work.peer) as source,
+        session(cluster, work) as target,
+        session(cluster, work, None, "analyze") as other,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        comparison = Comparison(source, target, table_of(work), _slot(work, work.node))
+        with session(cluster, work, work.peer, "lock") as holder:
+            pause = retried(lambda number: comparison.synchronise(holder))
+        analyzed = thread.submit(other.run, compose("ANALYZE {table}", table=table_of(work)), endless=True)
         running = job()
         cursor = None if running is None else running.cursor
         after, rows = (tuple(cursor["after"]), cursor["rows"]) if cursor else (None, 0)
-        for last, count in comparison.chunks(after, work.more.get("chunk", CHUNK)):
+        for last, count in comparison.chunks(after, work.more.get("chunk")):
             rows += count
             report(rows)
             if last is not None and running is not None:
                 running.checkpoint({"after": list(last), "rows": rows})
-        return {"rows": rows}
+        analyzed.result()
+        return {"rows": rows, "pause": round(pause, 4)}
+
+
+def retried(attempt: Callable[[int], T]) -> T:
+    """Try again while a lock is not granted or the target has not caught up."""
+    for number in range(1, TRIES + 1):
+        check_stop()
+        try:
+            return attempt(number)
+        except _TRANSIENT:
+            if number == TRIES:
+                raise
+        time.sleep(_PAUSE)
+    raise AssertionError
 
 
 def _publication(work: Work, subscriber: str) -> str:

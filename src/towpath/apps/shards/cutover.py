@@ -12,30 +12,20 @@ the logical table, for its hash partition constraint. `lock_switch` therefore lo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
-
-import psycopg
 
 from towpath import Fail
 from towpath.apps.shards import names, replication, schema
 from towpath.apps.shards.catalogue import TableRecord
-from towpath.apps.shards.copying import LOCK_TIMEOUT, check_stop, kind_of, table_of
-from towpath.apps.shards.replication import ReplicationBroken
+from towpath.apps.shards.copying import LOCK_TIMEOUT, kind_of, retried, table_of
 from towpath.apps.shards.routines import Cluster, Work, routine
 from towpath.apps.shards.session import NodeSession, compose, session
+from towpath.apps.shards.verify import CONFIRM, IDLE
 
 _FIRST, _SECOND = "300ms", "150ms"
 """The time to wait for each lock, before and after writers are held back. All four together are less than the
 default of `deadlock_timeout` (1 s): if transactions wait for each other, this side gives up, not the
 writer."""
-CONFIRM = 1.0
-"""Seconds, with the locks held, for the target to confirm the last position."""
-IDLE = "5s"
-"""A transaction of the pivot without a client ends after this time, and writers continue."""
-TRIES = 30
-_PAUSE = 0.3
-_TRANSIENT = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected, ReplicationBroken)
 
 
 def pivot(cluster: Cluster, work: Work) -> dict[str, Any]:
@@ -48,19 +38,6 @@ def pivot(cluster: Cluster, work: Work) -> dict[str, Any]:
             return {"pause": None}
         unguard(record, work.shard, target)
         return retried(lambda number: _switch(cluster, record, work, source) | {"tries": number})
-
-
-def retried(attempt: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
-    """Try again while a lock is not granted or the target has not caught up."""
-    for number in range(1, TRIES + 1):
-        check_stop()
-        try:
-            return attempt(number)
-        except _TRANSIENT:
-            if number == TRIES:
-                raise
-        time.sleep(_PAUSE)
-    raise AssertionError
 
 
 def _switch(cluster: Cluster, record: TableRecord, work: Work, source: NodeSession) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """A node that was lost and returns: promotion has taken it out of the table, and its tables are out of date.
 
-`fence` makes them unusable and keeps their rows, so that rows which no replica had can be read. `discard` drops
-them; the node can then join again. Between the return of the node and its fence, programs that connect to this
-node alone still see the old tables: a node that was promoted away should be started without its clients."""
+`fence` makes them unusable and keeps their rows, so that rows which no replica had can be read. `discard`
+drops them; the node can then join again. Between the return of the node and its fence, programs that connect
+to this node alone still see the old tables: a node that was promoted away should be started without its
+clients."""
 
 from __future__ import annotations
 

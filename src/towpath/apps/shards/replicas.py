@@ -79,10 +79,6 @@ def demote(cluster: Cluster, work: Work) -> None:
     old = names.old_table(work.table, work.shard, work.generation - 1)
     with session(cluster, work) as node:
         if kind_of(node, (names.SCHEMA, old)) is not None:
-            with node.bounded():
-                oid = schema.parent_oid(node.connection, record)
-            if oid is None:
-                raise Fail(f"node {work.node} has no table {record.schema}.{record.table}")
             with node.transaction(lock_timeout=LOCK_TIMEOUT):
                 node.run(compose("DROP FOREIGN TABLE IF EXISTS {table}", table=table))
                 node.run(
@@ -90,7 +86,7 @@ def demote(cluster: Cluster, work: Work) -> None:
                 )
                 for statement in schema.guard(record, work.shard):
                     node.run(statement)
-                node.run(schema.add_hash_check(record, work.shard, oid), endless=True)
+        copying.add_check(record, work.shard, node)
         if not _follows(node, work):
             _follow(cluster, work, node)
 
@@ -139,6 +135,7 @@ def copy_steps(
         (copying.RESERVE, "reserve", there),
         (copying.SUBSCRIBE, "subscribe", here),
         (copying.COPY, "copy", here),
+        (copying.FINISH, "finish", here),
     ]
     made: list[Step] = []
     for routine_, name, work in parts:

@@ -129,25 +129,24 @@ def drop_hash_check(record: TableRecord, shard: int) -> Composed:
 
 def guard(record: TableRecord, shard: int) -> list[Composed]:
     """Refuse the writes of ordinary sessions to a copy that is not the primary. The apply worker of a
-    subscription has `session_replication_role = replica`, for which these triggers do not fire."""
-    table = relation(names.shard_table(record.table, shard))
-    function = relation(names.GUARD)
-    rows = SQL("CREATE OR REPLACE TRIGGER {} BEFORE INSERT OR UPDATE OR DELETE ON {} FOR EACH ROW {}")
-    truncate = SQL("CREATE OR REPLACE TRIGGER {} BEFORE TRUNCATE ON {} FOR EACH STATEMENT {}")
-    call = SQL("EXECUTE FUNCTION {}()").format(function)
+    subscription has `session_replication_role = replica`, for which the trigger does not fire. A trigger for
+    each row would make the copy of a subscription insert row by row."""
     return [
-        rows.format(Identifier(names.GUARD), table, call),
-        truncate.format(Identifier(f"{names.GUARD}_truncate"), table, call),
+        SQL(
+            "CREATE OR REPLACE TRIGGER {} BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON {}"
+            " FOR EACH STATEMENT EXECUTE FUNCTION {}()"
+        ).format(
+            Identifier(names.GUARD),
+            relation(names.shard_table(record.table, shard)),
+            relation(names.GUARD),
+        )
     ]
 
 
 def unguard(record: TableRecord, shard: int) -> list[Composed]:
     """Allow the writes of ordinary sessions: the copy becomes the primary."""
     table = relation(names.shard_table(record.table, shard))
-    return [
-        SQL("DROP TRIGGER IF EXISTS {} ON {}").format(Identifier(name), table)
-        for name in (names.GUARD, f"{names.GUARD}_truncate")
-    ]
+    return [SQL("DROP TRIGGER IF EXISTS {} ON {}").format(Identifier(names.GUARD), table)]
 
 
 def ensure_schema(connection: Connection[Any]) -> None:

@@ -152,8 +152,9 @@ class NodeSession:
 
 
 @contextmanager
-def session(cluster: Cluster, work: Work, node: str | None = None) -> Iterator[NodeSession]:
-    """Open a session of a step on a node, by default its own node, and end those of earlier deliveries."""
+def session(cluster: Cluster, work: Work, node: str | None = None, part: str = "") -> Iterator[NodeSession]:
+    """Open a session of a step on a node, by default its own node, and end those of earlier deliveries. A
+    second session of a step on one node has another `part`."""
     target = work.node if node is None else node
 
     def is_active(pid: int) -> bool:
@@ -171,13 +172,13 @@ def session(cluster: Cluster, work: Work, node: str | None = None) -> Iterator[N
     with cluster.nodes.connect(target, **settings) as connection:
         connection.prepare_threshold = None
         opened = NodeSession(target, connection, cluster.limit, is_active)
-        opened.end_predecessors(_application_name(work, target))
+        opened.end_predecessors(_application_name(work, target, part))
         yield opened
 
 
-def _application_name(work: Work, node: str) -> str:
-    """At most 63 bytes, and equal only for the same table, shard, step node and connected node."""
-    full = f"{work.table}/{work.shard}/{work.node}/{node}"
+def _application_name(work: Work, node: str, part: str) -> str:
+    """At most 63 bytes, and equal only for the same table, shard, step node, connected node and part."""
+    full = f"{work.table}/{work.shard}/{work.node}/{node}/{part}"
     return f"towpath shards {hashlib.sha256(full.encode()).hexdigest()[:16]}"
 
 

@@ -1,13 +1,13 @@
 """Comparison of the rows of a shard on two nodes while writers go on.
 
-Rows are compared in chunks by primary key: number of rows and sum of row hashes. A chunk that differs is read
-row by row from the source, then, after the target has confirmed the position of that moment, from the target,
-and from the source again. A row is wrong if the source had the same value both times and the target has
-another: rows that a writer changed meanwhile are no difference."""
+Writers wait for a moment: the shard is locked on the source, the target confirms the last position, and both
+nodes open a snapshot. The snapshots have the same rows. They are then compared without a lock, in chunks by
+primary key: number of rows and sum of row hashes. Any difference is an error."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -17,10 +17,28 @@ from towpath.apps.shards import replication
 from towpath.apps.shards.session import NodeSession, compose
 from towpath.errors import TowpathError
 
-CHUNK = 250_000
+CHUNK = 2_000_000
 """Rows of a chunk."""
-_TIMES = 4
+SMALL = 1024 * 1024 * 1024
+"""Bytes of a table that is compared as one chunk, by one scan on each node."""
+SHOWN = 5
+"""Keys of wrong rows in the error."""
+LOCK = "300ms"
+CONFIRM = 1.0
+"""Seconds, with the lock held, for the target to confirm the last position."""
+IDLE = "2s"
+"""A transaction that holds a lock and whose client is silent ends after this time, and writers continue."""
+_TIMES = 20
 """Of the limit of a statement, for one chunk."""
+_HASHABLE = """
+SELECT NOT EXISTS (
+  SELECT 1 FROM pg_catalog.pg_attribute a WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0
+  AND NOT a.attisdropped AND NOT EXISTS (
+    SELECT 1 FROM pg_catalog.pg_opclass o JOIN pg_catalog.pg_am m ON m.oid = o.opcmethod
+    WHERE m.amname = 'hash' AND o.opcdefault AND o.opcintype = a.atttypid))
+"""
+"""Whether all columns have a type with a hash function of its own, which is faster than the hash of the text.
+Types that are only coerced to such a type count as not hashable."""
 Key = tuple[str, ...]
 """The values of the key columns, as text."""
 
@@ -70,17 +88,37 @@ class Comparison:
     def __init__(self, source: NodeSession, target: NodeSession, table: tuple[str, str], slot: str) -> None:
         self._source, self._target, self._table, self._slot = source, target, table, slot
         self._key = key_columns(source, table)
+        hashable = source.value(_HASHABLE, [replication.qualified(table)])
+        self._hash = "hash_record_extended(x, 0)" if hashable else "hashtextextended(x::text, 0)"
 
-    def chunks(self, after: Key | None = None, chunk: int = CHUNK) -> Iterator[tuple[Key | None, int]]:
+    def synchronise(self, holder: NodeSession) -> float:
+        """Open snapshots with the same rows on both nodes; return the seconds for which writers waited.
+        `holder` is another session on the source."""
+        with holder.transaction(idle_in_transaction_session_timeout=IDLE, lock_timeout=LOCK):
+            begun = time.monotonic()
+            holder.run(compose("LOCK TABLE {table} IN SHARE MODE", table=self._table))
+            last = replication.position(holder)
+            replication.await_position(holder, [self._slot], last, CONFIRM)
+            for node in (self._source, self._target):
+                node.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                node.run("SELECT pg_catalog.pg_current_snapshot()")
+        return time.monotonic() - begun
+
+    def chunks(self, after: Key | None = None, chunk: int | None = None) -> Iterator[tuple[Key | None, int]]:
         """Compare chunk after chunk behind the key `after`; yield the last key of each, None for the last
-        chunk, and its number of rows. Raises `RowsDiffer`."""
+        chunk, and its number of rows. Raises `RowsDiffer`. `chunk`: rows of a chunk, by default by size."""
+        if chunk is None and not self._is_small():
+            chunk = CHUNK
         while True:
-            last = self._bound(after, chunk)
-            within = self._range(after, last)
-            yield last, self._compare(within)
+            last = None if chunk is None else self._bound(after, chunk)
+            yield last, self._compare(self._range(after, last))
             if last is None:
                 return
             after = last
+
+    def _is_small(self) -> bool:
+        statement = "SELECT pg_relation_size(to_regclass(%s)) <= %s"
+        return bool(self._source.value(statement, [replication.qualified(self._table), SMALL]))
 
     def _bound(self, after: Key | None, chunk: int) -> Key | None:
         rows = self._source.run(
@@ -102,48 +140,39 @@ class Comparison:
         return sql.SQL(" AND ").join(conditions) if conditions else sql.SQL("true")
 
     def _compare(self, within: sql.Composable) -> int:
-        statement = compose(
-            "SELECT count(*), sum(hashtextextended(x::text, 0))::text FROM {table} AS x WHERE {within}",
-            table=self._table,
-            within=within,
+        here, there = self._both(
+            "SELECT count(*), sum({hash})::text FROM {table} AS x WHERE {within}", within
         )
-        with ThreadPoolExecutor(1) as other:
-            copied = other.submit(self._target.run, statement, times=_TIMES)
-            here = self._source.run(statement, times=_TIMES)
-            if here != copied.result():
-                self._compare_rows(within)
+        if here != there:
+            self._compare_rows(within)
         count: int = here[0][0]
         return count
 
-    def _compare_rows(self, within: sql.Composable, *, again: bool = False) -> None:
-        """Raise `RowsDiffer` if rows are wrong twice: a row may be written and removed between two reads."""
-        before = self._rows(self._source, within)
-        lsn = replication.position(self._source)
-        replication.await_position(self._source, [self._slot], lsn, self._source.limit)
-        copied = self._rows(self._target, within)
-        later = self._rows(self._source, within)
-        wrong = [
-            key
-            for key in before.keys() | copied.keys() | later.keys()
-            if before.get(key) == later.get(key) != copied.get(key)
-        ]
-        if wrong and not again:
-            self._compare_rows(within, again=True)
-        elif wrong:
-            shown: Sequence[Key] = sorted(wrong)[:5]
+    def _compare_rows(self, within: sql.Composable) -> None:
+        """Find the rows that differ, as text: servers of different versions may hash equal rows
+        differently."""
+        here, there = self._both(
+            "SELECT {text}, hashtextextended(x::text, 0) FROM {table} AS x WHERE {within}", within
+        )
+        wrong = sorted({row[:-1] for row in {*here} ^ {*there}})
+        if wrong:
             raise RowsDiffer(
                 table=self._table[1],
                 source=self._source.node,
                 target=self._target.node,
                 count=len(wrong),
-                keys=", ".join("/".join(key) for key in shown),
+                keys=", ".join("/".join(key) for key in wrong[:SHOWN]),
             )
 
-    def _rows(self, node: NodeSession, within: sql.Composable) -> dict[Key, int]:
+    def _both(self, template: str, within: sql.Composable) -> list[list[tuple[object, ...]]]:
+        """The rows of a query on the source and on the target."""
         statement = compose(
-            "SELECT hashtextextended(x::text, 0), {text} FROM {table} AS x WHERE {within}",
+            template,
+            hash=sql.SQL(self._hash),  # type: ignore[arg-type]
             text=self._key.as_text(),
             table=self._table,
             within=within,
         )
-        return {row[1:]: row[0] for row in node.run(statement, times=_TIMES)}
+        with ThreadPoolExecutor(2) as threads:
+            run = [threads.submit(node.run, statement, times=_TIMES) for node in (self._source, self._target)]
+            return [each.result() for each in run]
