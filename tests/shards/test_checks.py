@@ -185,6 +185,7 @@ def test_the_status_of_a_shard_follows_its_copies() -> None:
     assert rf_status(2, shard, {"a": "ok", "b": "copying"}) == "degraded"
     assert rf_status(2, shard, {"a": "away", "b": "ok"}) == "degraded"
     assert rf_status(2, shard, {"a": "away", "b": "copying"}) == "broken"
+    assert rf_status(2, shard, {"a": "pending", "b": "pending"}) == "degraded"
 
 
 def test_a_pending_operation_is_shown(fleet: Fleet) -> None:
