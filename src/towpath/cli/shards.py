@@ -32,7 +32,7 @@ from towpath.cli.base import (
 from towpath.cli.output import print_result, table
 from towpath.cli.plan_views import advice, code_of
 from towpath.cli.targets import existing_url, usable_url
-from towpath.errors import NotInstalled
+from towpath.errors import NotInstalled, PlanRefused
 from towpath.escapes import get_logger
 
 if TYPE_CHECKING:
@@ -402,7 +402,11 @@ class _Execution:
             logger.setLevel(level)
 
     async def _abort(self) -> None:
-        answer = await self._runner.abort("Ctrl-C")
+        try:
+            answer = await self._runner.abort("Ctrl-C")
+        except PlanRefused as refused:
+            print_stderr([f"Interrupted: {refused}. No further plan begins."])
+            return
         what = {
             True: "Interrupted before the point of no return: rolling back.",
             False: "Interrupted after the point of no return: completing the plan.",
