@@ -28,26 +28,26 @@ def shard_servers(postgres_place: Path) -> Iterator[dict[str, Server]]:
         yield dict(zip(NODES, started, strict=True))
 
 
+@contextlib.contextmanager
+def _new_fleet(servers: dict[str, Server], url: str) -> Iterator[Fleet]:
+    """A new database on each server, and an empty catalogue in the ledger of this URL."""
+    with ThreadPoolExecutor(len(NODES)) as threads:
+        made = list(threads.map(Server.create_database, servers.values()))
+        with contextlib.closing(open_ledger(url)) as ledger:
+            fleet = Fleet(dict(zip(servers, made, strict=True)), ledger, url)
+            yield fleet
+            fleet.clear()
+        list(threads.map(Server.drop_database, servers.values(), made))
+
+
 @pytest.fixture
 def fleet(shard_servers: dict[str, Server]) -> Iterator[Fleet]:
-    """A new database on each of three servers, and an empty catalogue."""
-    urls = {node: server.create_database() for node, server in shard_servers.items()}
-    with contextlib.closing(open_ledger("memory://")) as ledger:
-        fleet = Fleet(urls, ledger)
+    with _new_fleet(shard_servers, "memory://") as fleet:
         yield fleet
-        fleet.clear()
-    for node, server in shard_servers.items():
-        server.drop_database(urls[node])
 
 
 @pytest.fixture
 def disk_fleet(shard_servers: dict[str, Server], tmp_path: Path) -> Iterator[Fleet]:
     """As `fleet`, with a ledger that other processes open too."""
-    urls = {node: server.create_database() for node, server in shard_servers.items()}
-    url = f"sqlite:///{tmp_path / 'ledger.db'}"
-    with contextlib.closing(open_ledger(url)) as ledger:
-        fleet = Fleet(urls, ledger, url)
+    with _new_fleet(shard_servers, f"sqlite:///{tmp_path / 'ledger.db'}") as fleet:
         yield fleet
-        fleet.clear()
-    for node, server in shard_servers.items():
-        server.drop_database(urls[node])

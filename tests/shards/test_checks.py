@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.shards import SETTINGS, Fleet
 from towpath.apps.shards import names
-from towpath.apps.shards.catalogue import Pending, Shard
+from towpath.apps.shards.catalogue import PendingChange, Shard
 from towpath.apps.shards.columns import described
 from towpath.apps.shards.inventory import facts
 from towpath.apps.shards.nodes import Nodes
@@ -129,7 +129,7 @@ def test_the_audit_finds_what_no_record_explains(fleet: Fleet) -> None:
         ]
     )
     # While a plan moves the shard, these are explained; the table outside of all shards is not.
-    fleet.catalogue.begin("items", Pending("move-1", "move", {0: Shard((other,), 2)}))
+    fleet.catalogue.begin("items", PendingChange("move-1", "move", {0: Shard((other,), 2)}))
     assert fleet.audit() == [f"{other}: orphan table {names.SCHEMA}.strange"]
     fleet.catalogue.cancel("items", "move-1")
     fleet.query(other, f"DROP SUBSCRIPTION {subscription}")
@@ -185,11 +185,12 @@ def test_the_status_of_a_shard_follows_its_copies() -> None:
     assert rf_status(2, shard, {"a": "ok", "b": "copying"}) == "degraded"
     assert rf_status(2, shard, {"a": "away", "b": "ok"}) == "degraded"
     assert rf_status(2, shard, {"a": "away", "b": "copying"}) == "broken"
+    assert rf_status(2, shard, {"a": "pending", "b": "pending"}) == "degraded"
 
 
 def test_a_pending_operation_is_shown(fleet: Fleet) -> None:
     record = fleet.create(shards=2)
-    moving = msgspec.structs.replace(record, pending=Pending("p", "move", {1: Shard(("n3",), 2)}))
+    moving = msgspec.structs.replace(record, pending=PendingChange("p", "move", {1: Shard(("n3",), 2)}))
     assert [each.pending for each in status(fleet.nodes, [moving])] == ["", "move"]
 
 

@@ -105,6 +105,15 @@ def test_two_copies_survive_the_loss_of_a_server(
         assert fleet.query("n2", "SELECT count(*) FROM items") == [(300,)]
         fleet.query("n2", "INSERT INTO items SELECT x, x FROM generate_series(301, 400) x")
         assert fleet.query("n1", "SELECT count(*) FROM items") == [(400,)]
+    assert shell("shards", "check", code=1).out.count("n3: orphan") > 0
+    assert shell("shards", "fence", "n3", "--json").json == {"tables": {"items": [1, 2]}}
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        fleet.query("n3", "SELECT count(*) FROM items")
+    shell("shards", "discard", "n3", "--yes")
+    assert shell("shards", "check").out == "The servers match the catalogue.\n"
+    shell("shards", "add-node", "n3")
+    assert shell("shards", "check").out == "The servers match the catalogue.\n"
+    assert fleet.query("n3", "SELECT count(*) FROM items") == [(400,)]
 
 
 def test_wrong_input_changes_nothing(shell: Shell, fleet: Fleet) -> None:
@@ -119,7 +128,7 @@ def test_wrong_input_changes_nothing(shell: Shell, fleet: Fleet) -> None:
     error = shell("shards", "create", "items", *COLUMNS, "--json", code=1).error
     assert error["details"]["reasons"] == ['n2: relation "items" already exists']
     (shell.folder / "towpath.toml").write_text("")
-    assert "The settings have no nodes" in shell("shards", "nodes", code=2).err
+    assert "The settings have no nodes with" in shell("shards", "nodes", code=2).err
 
 
 def test_a_failed_step_rolls_everything_back(shell: Shell, fleet: Fleet) -> None:
@@ -185,6 +194,51 @@ def test_agents_run_submitted_plans(shell: Shell, fleet: Fleet) -> None:
             assert two.end(signal.SIGINT) == 0
         assert one.end(signal.SIGINT) == 0
     assert shell("shards", "check", "--json").json == {"differences": []}
+
+
+def test_a_role_with_a_password_and_without_superuser(
+    shell: Shell, fleet: Fleet, shard_servers: dict[str, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role = f"shop_{os.getpid()}"
+    secret = "hush-4711"
+    for node, server in shard_servers.items():
+        hba = server.directory / "data" / "pg_hba.conf"
+        hba.write_text(f"host all {role} 127.0.0.1/32 scram-sha-256\n{hba.read_text()}")
+        database = fleet.urls[node].rpartition("/")[2]
+        for statement in (
+            "SELECT pg_reload_conf()",
+            f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD '{secret}' IN ROLE pg_create_subscription",
+            f"GRANT CREATE ON DATABASE {database} TO {role}",
+            f"GRANT CREATE ON SCHEMA public TO {role}",
+            f"GRANT EXECUTE ON FUNCTION pg_replication_origin_progress(text, boolean) TO {role}",
+            "CREATE EXTENSION postgres_fdw",
+            f"GRANT USAGE ON FOREIGN DATA WRAPPER postgres_fdw TO {role}",
+        ):
+            fleet.query(node, statement)
+    nodes = [
+        f'[nodes.{node}]\naddress = "{url.replace("postgres@", f"{role}@")}"\npassword_env = "SHOP"\n'
+        for node, url in fleet.urls.items()
+    ]
+    (shell.folder / "towpath.toml").write_text("\n".join(nodes))
+    assert "SHOP" in shell("shards", "nodes", code=1).err
+    monkeypatch.setenv("SHOP", secret)
+    ran = [
+        shell("shards", "nodes", "--json"),
+        shell("shards", "create", "items", *COLUMNS, "--shards", "3", "--rf", "2", "--json"),
+        shell("shards", "move", "items", "0", "n3"),
+        shell("shards", "status", "--json"),
+        shell("shards", "check"),
+    ]
+    url = fleet.urls["n1"].replace("postgres@", f"{role}:{secret}@")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("INSERT INTO items SELECT x, x FROM generate_series(1, 30) x")
+        assert connection.execute("SELECT count(*) FROM items").fetchone() == (30,)
+    assert not any(secret in each.out + each.err for each in ran)
+    assert not any(secret.encode() in each.read_bytes() for each in shell.folder.glob("towpath.db*"))
+    shell("shards", "drop", "items", "--yes")
+    for node in fleet.urls:
+        fleet.query(node, f"DROP OWNED BY {role}")
+        fleet.query(node, f"DROP ROLE {role}")
 
 
 def _pending(shell: Shell) -> bool:

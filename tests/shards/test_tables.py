@@ -9,6 +9,8 @@ import pytest
 from tests.support.shards import Fleet
 from towpath.apps.shards import names
 from towpath.apps.shards.catalogue import TableBusy, UnknownTable
+from towpath.apps.shards.membership import join_plan
+from towpath.apps.shards.moves import shard_plan
 from towpath.apps.shards.plans import create_plan, drop_plan
 from towpath.apps.shards.tables import NotOurs
 from towpath.testing.postgres import Server
@@ -140,6 +142,20 @@ def test_a_second_table_of_the_same_name_is_refused(fleet: Fleet) -> None:
         fleet.run(other)
     fleet.roll_back(other.resolved()[:-1])
     assert fleet.catalogue.get("items") == first
+    assert fleet.audit() == []
+
+
+def test_a_plan_for_an_older_placement_does_not_begin(fleet: Fleet) -> None:
+    record = fleet.create(nodes=["n1", "n2"])
+    drop = drop_plan(record, "drop-items-1")
+    first, second = (shard_plan(record, 0, ("n2",), f"move-items-{number}") for number in (1, 2))
+    fleet.run(first)
+    with pytest.raises(TableBusy) as caught:
+        fleet.run(second)
+    assert "changed since the plan was made" in str(caught.value)
+    fleet.run(join_plan(fleet.catalogue.get("items"), ["n3"], "add-node-1"))
+    with pytest.raises(TableBusy):
+        fleet.run(drop)
     assert fleet.audit() == []
 
 

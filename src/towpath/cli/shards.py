@@ -16,6 +16,7 @@ import msgspec
 
 from towpath.cli.base import (
     INTERRUPTED,
+    LEFT,
     NOT_FOUND,
     OK,
     REFUSED,
@@ -29,13 +30,14 @@ from towpath.cli.base import (
     print_stderr,
 )
 from towpath.cli.output import print_result, table
+from towpath.cli.plan_views import advice, code_of
 from towpath.cli.targets import existing_url, usable_url
 from towpath.errors import NotInstalled
 from towpath.escapes import get_logger
 
 if TYPE_CHECKING:
     from towpath.app import App
-    from towpath.apps.shards.running import Runner, Seen
+    from towpath.apps.shards.running import PlanRunner, Seen
     from towpath.apps.shards.service import Shards, Submission
     from towpath.flows.status import PlanStatus, StepStatus
 
@@ -52,21 +54,23 @@ tables_option = click.option("--table", "tables", multiple=True, help="Only this
 
 @click.group("shards", cls=CliGroup)
 def shards() -> None:
-    """Create and change tables that are split over several PostgreSQL servers. The servers are the nodes of
-    the settings: [nodes.NAME] with address = "host=... dbname=..."."""
+    """Split tables over several PostgreSQL servers. The servers are the nodes of the settings: [nodes.NAME]
+    with address = "host=... dbname=..."."""
 
 
 @contextmanager
 def _open(session: Session, *, make: bool = False) -> Iterator[Shards]:
     """Open the app of the ledger, with the nodes of the settings."""
-    try:
-        import psycopg  # noqa: F401
-    except ImportError as error:
-        raise NotInstalled(package="psycopg", why=str(error), extra="postgres") from None
     from towpath.app import App
-    from towpath.apps.shards.catalogue import UnknownTable
-    from towpath.apps.shards.preflight import NotReady
-    from towpath.apps.shards.service import Shards
+
+    try:
+        from towpath.apps.shards.catalogue import UnknownTable
+        from towpath.apps.shards.preflight import NotReady
+        from towpath.apps.shards.service import Shards
+    except ModuleNotFoundError as error:
+        if error.name != "psycopg":
+            raise
+        raise NotInstalled(package="psycopg", why=str(error), extra="postgres") from None
 
     url = usable_url(session.url) if make else existing_url(session.url)
     with App(url) as app:
@@ -82,14 +86,16 @@ def _open(session: Session, *, make: bool = False) -> Iterator[Shards]:
 
 def _nodes(app: App) -> Any:
     """The nodes of the settings. A password is read when a connection is opened."""
-    from towpath.apps.shards.nodes import Nodes
+    from towpath.apps.shards.nodes import Nodes, is_database
     from towpath.operations.actions.common import Credentials
 
     found = app.settings.nodes
-    addresses = {name: node.address for name, node in found.items() if node.address is not None}
+    addresses = {
+        name: node.address for name, node in found.items() if node.address and is_database(node.address)
+    }
     if not addresses:
         raise bad_input(
-            "The settings have no nodes.",
+            "The settings have no nodes with an address of PostgreSQL.",
             'Add them to towpath.toml: [nodes.n1] address = "host=db1 dbname=shop user=shop". See'
             " docs/shards.md.",
         )
@@ -103,8 +109,8 @@ def _nodes(app: App) -> Any:
 @click.argument("name", required=False, metavar="[TABLE]")
 @pass_session
 def show_status(session: Session, /, name: str | None) -> int:
-    """Show the shards of TABLE, or of all tables: nodes, roles, estimated rows, sizes, health. The exit code
-    is 1 if a shard is broken."""
+    """Show the shards of TABLE, or of all tables. Each copy has a node, a role, estimated rows, a size and
+    its health. The exit code is 1 if a shard is broken."""
     with _open(session) as opened:
         found = opened.status(name)
     columns = ("table", "shard", "node", "role", "state", "rows", "size", "rf_status", "pending")
@@ -121,8 +127,8 @@ def show_status(session: Session, /, name: str | None) -> int:
 @shards.command("nodes")
 @pass_session
 def show_nodes(session: Session, /) -> int:
-    """Show the servers of the settings: versions, limits, and reasons why one cannot hold shards. The exit
-    code is 1 if there is a reason."""
+    """Show the servers of the settings. Versions, limits, and all reasons why one cannot hold shards; the
+    exit code is 1 if there is a reason."""
     with _open(session, make=True) as opened:
         found = opened.node_status()
     columns = ("node", "reachable", "version", "wal_level", "free_slots", "fdw", "reasons")
@@ -149,7 +155,7 @@ def show_nodes(session: Session, /) -> int:
 @shards.command("check")
 @pass_session
 def check(session: Session, /) -> int:
-    """Compare the servers with the catalogue: missing and wrong tables, routes, publications, slots and
+    """Compare the servers with the catalogue. Finds missing and wrong tables, routes, publications, slots and
     subscriptions, and orphans. The exit code is 1 if there is a difference."""
     with _open(session) as opened:
         found = opened.check()
@@ -175,11 +181,11 @@ def _shown(value: object, column: str) -> object:
 @click.option("--shards", "count", default=8, show_default=True, help="Number of shards.")
 @click.option("--rf", default=1, show_default=True, help="Copies of each shard, on different nodes.")
 @click.option("--node", "nodes", multiple=True, help="Only this node. Repeatable. Default: all.")
-@click.option("--schema", default="public", show_default=True)
+@click.option("--schema", default="public", show_default=True, help="Schema of the logical table.")
 @run_options
 @pass_session
 def create(session: Session, /, name: str, submit: bool, dry_run: bool, **options: Any) -> int:
-    """Create TABLE with its shards, readable and writable on every node."""
+    """Create TABLE on all nodes."""
     from towpath.apps.shards.service import NewTable
 
     new = NewTable(
@@ -236,7 +242,7 @@ def add_node(session: Session, /, node: str, tables: tuple[str, ...], submit: bo
 @run_options
 @pass_session
 def remove_node(session: Session, /, node: str, tables: tuple[str, ...], submit: bool, dry_run: bool) -> int:
-    """Move all shards away from NODE, which is running, and drop the tables there."""
+    """Move all shards away from a running NODE. Then drops the tables there."""
     return _change(session, submit, dry_run, lambda opened: opened.remove_node(node, tables))
 
 
@@ -245,7 +251,7 @@ def remove_node(session: Session, /, node: str, tables: tuple[str, ...], submit:
 @run_options
 @pass_session
 def rebalance(session: Session, /, tables: tuple[str, ...], submit: bool, dry_run: bool) -> int:
-    """Move shards until the nodes have the same number of copies, and add missing copies."""
+    """Even out the number of copies on the nodes. Adds missing copies, too."""
     return _change(session, submit, dry_run, lambda opened: opened.rebalance(tables))
 
 
@@ -255,16 +261,45 @@ def rebalance(session: Session, /, tables: tuple[str, ...], submit: bool, dry_ru
 @run_options
 @pass_session
 def promote(session: Session, /, lost: str, tables: tuple[str, ...], submit: bool, dry_run: bool) -> int:
-    """Replace LOST_NODE, which does not answer any more: replicas become primaries. Writes that had not
-    reached a replica are lost."""
+    """Make replicas of LOST_NODE primaries. The node must not answer any more. Writes that had not reached a
+    replica are lost."""
     return _change(session, submit, dry_run, lambda opened: opened.promote(lost, tables))
+
+
+@shards.command("fence")
+@click.argument("node")
+@tables_option
+@pass_session
+def fence(session: Session, /, node: str, tables: tuple[str, ...]) -> int:
+    """Close the old tables of a replaced NODE that is back. The logical tables are renamed, so that clients
+    do not use them by mistake; their rows can still be read."""
+    with _open(session) as opened:
+        found = opened.fence(node, tables)
+    lines = [f"{name}: shards {', '.join(map(str, held)) or 'none'}" for name, held in found.items()]
+    print_result(session.json, {"tables": found}, lines or "Nothing to do.")
+    return OK
+
+
+@shards.command("discard")
+@click.argument("node")
+@tables_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@pass_session
+def discard(session: Session, /, node: str, tables: tuple[str, ...], yes: bool) -> int:
+    """Drop the old tables of a replaced NODE that is back. Then `add-node` can add the node again."""
+    confirm(f"Drop the old tables on node {node}?", yes)
+    with _open(session) as opened:
+        found = opened.discard(node, tables)
+    print_result(session.json, {"tables": found}, [f"{name}: dropped" for name in found] or "Nothing to do.")
+    return OK
 
 
 @shards.command("agent")
 @click.option("--node", "nodes", multiple=True, help="Run the steps of this node only. Repeatable.")
 @pass_session
 def agent(session: Session, /, nodes: tuple[str, ...]) -> int:
-    """Run the steps of submitted plans until interrupted. Also continues plans whose command was killed."""
+    """Run the steps of submitted plans. Runs until interrupted, and also continues the plans of commands that
+    were killed."""
     with _open(session, make=True) as opened:
         unknown = [node for node in nodes if node not in opened.nodes]
         if unknown:
@@ -320,23 +355,23 @@ def _result(
     if last.state == "rolled_back":
         step = "Nothing of this plan is left. Correct the reason, then run the command again."
     else:
-        step = f"`towpath plan show {last.id}` shows all steps; `towpath plan retry {last.id}` continues."
-    raise Failure("\n".join(lines), REFUSED, step, data)
+        step = "\n".join([*advice(last), "`towpath shards agent` then runs the steps."])
+    raise Failure("\n".join(lines), code_of(last), step, data)
 
 
 def _execution(session: Session, opened: Shards) -> _Execution:
-    from towpath.apps.shards.running import Runner
+    from towpath.apps.shards.running import PlanRunner
 
     display = _Display(opened.app)
     report: Callable[[Seen], None] = display.collect if session.json else display.show
-    return _Execution(opened, display, Runner(opened.app, report))
+    return _Execution(opened, display, PlanRunner(opened.app, report))
 
 
 class _Execution:
     """Runs plans with the progress on stderr. The first Ctrl-C aborts the current plan, the second ends the
     command."""
 
-    def __init__(self, opened: Shards, display: _Display, runner: Runner) -> None:
+    def __init__(self, opened: Shards, display: _Display, runner: PlanRunner) -> None:
         self._opened, self.display, self._runner = opened, display, runner
         self._aborting: asyncio.Task[None] | None = None
 
@@ -361,7 +396,7 @@ class _Execution:
             return await self._runner.run(work, self._opened.nodes)
         except asyncio.CancelledError:
             step = "`towpath shards agent` continues it."
-            raise Failure(f"Plan {self.display.plan} has not ended.", INTERRUPTED, step) from None
+            raise Failure(f"Plan {self.display.plan} has not ended.", LEFT, step) from None
         finally:
             loop.remove_signal_handler(signal.SIGINT)
             logger.setLevel(level)
@@ -438,6 +473,8 @@ def _line_of(step: StepStatus) -> str:
     if step.started_at is None or step.finished_at is None:
         return ""
     spent = "" if step.duration is None else f", {step.duration:.1f} s"
+    if isinstance(step.result, dict) and "pause" in step.result:
+        spent += f", writes paused for {step.result['pause']:.2f} s"
     error = None if step.state == "done" else step.error
     return f"  {step.state:8} {step.name} on {step.node}{spent}{_why(error)}"
 

@@ -15,8 +15,10 @@ from towpath import Ledger
 from towpath.apps.shards import names
 from towpath.clock import Clock
 from towpath.commands import Note, Noted, NoteQuery
-from towpath.errors import InvalidInput, Refused, TowpathError
+from towpath.errors import Described, InvalidInput, Refused, TowpathError
 
+MAX_RECORD = 200_000
+"""Bytes of a record. A note has at most 256 KiB, and a pending change needs room."""
 TableState = Literal["creating", "ready", "dropping"]
 
 
@@ -45,15 +47,32 @@ class Shard(msgspec.Struct, frozen=True, array_like=True):
         return self.nodes[1:]
 
 
-class Pending(msgspec.Struct, frozen=True):
+class PendingChange(msgspec.Struct, frozen=True):
     """The change that a running plan makes: shards by number that will have another placement, nodes that
-    will get or lose the logical table."""
+    will get or lose the logical table. `nodes` and `before` are the nodes of the table and the shards for
+    which the plan was made: it must not begin if another plan has changed them since."""
 
     plan: str
     operation: str
     shards: Mapping[int, Shard] = {}
     add_nodes: tuple[str, ...] = ()
     remove_nodes: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    before: Mapping[int, Shard] = {}
+
+    def made_for(self, record: TableRecord) -> PendingChange:
+        """The change of a plan that is made for this record."""
+        before = {number: record.shards[number] for number in self.shards}
+        return msgspec.structs.replace(self, nodes=record.nodes, before=before)
+
+    def fits(self, record: TableRecord) -> bool:
+        """Is the record still as it was when the plan was made?"""
+        return self.nodes in ((), record.nodes) and all(
+            record.shards[number] == shard for number, shard in self.before.items()
+        )
+
+
+Pending = PendingChange
 
 
 class TableRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -72,7 +91,7 @@ class TableRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     shards: tuple[Shard, ...]
     plan: str
     state: TableState = "ready"
-    pending: Pending | None = None
+    pending: PendingChange | None = None
 
     def committed(self) -> TableRecord:
         """The record after its pending change."""
@@ -143,7 +162,7 @@ class Catalogue:
             raise answer
         assert isinstance(answer, Noted)
 
-    def begin(self, table: str, change: Pending) -> TableRecord:
+    def begin(self, table: str, change: PendingChange) -> TableRecord:
         """Store a pending change. Repeating it is safe; raises `TableBusy` if another plan has one."""
         found = self.find(table)
         if found is None:
@@ -156,6 +175,8 @@ class Catalogue:
             raise TableBusy(table=table, why=why)
         if record.state != "ready":
             raise TableBusy(table=table, why=f"its state is {record.state}")
+        if not change.fits(record):
+            raise TableBusy(table=table, why="its placement has changed since the plan was made")
         changed = msgspec.structs.replace(record, pending=change)
         self.write(table, changed, version)
         return changed
@@ -202,6 +223,9 @@ def check_record(record: TableRecord) -> TableRecord:
             raise InvalidInput(
                 field=f"shards[{number}]", value=shard.nodes, expected="different nodes of the table"
             )
+    if (size := len(encode(record))) > MAX_RECORD:
+        expected = f"at most {MAX_RECORD} bytes as JSON: fewer shards, or shorter names of nodes"
+        raise InvalidInput(field="record", value=Described(f"{size} bytes"), expected=expected)
     return record
 
 

@@ -201,8 +201,14 @@ def subscribe(cluster: Cluster, work: Work) -> None:
         found = kind_of(target, table)
         if found is None or found[1] or found[2] != schema.tag(work.plan):
             raise Fail(f"{table[1]} on node {work.node} is not the empty copy of plan {work.plan}")
-        with target.transaction(session_replication_role="replica", lock_timeout=LOCK_TIMEOUT):
-            target.run(compose("TRUNCATE {table}", table=table))
+        with target.transaction(lock_timeout=LOCK_TIMEOUT):
+            # Only a superuser may set session_replication_role, for which the guard does not fire.
+            for statement in (
+                "ALTER TABLE {table} DISABLE TRIGGER USER",
+                "TRUNCATE {table}",
+                "ALTER TABLE {table} ENABLE TRIGGER USER",
+            ):
+                target.run(compose(statement, table=table))
         replication.create_subscription(
             target,
             name,

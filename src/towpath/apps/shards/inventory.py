@@ -80,7 +80,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
     may_create: bool
     """CREATE on the database."""
     may_replicate: bool
-    """The role can create slots and subscriptions."""
+    """The role can create slots and subscriptions, and read how far a subscription is."""
     fdw: str
     """`installed`, `available` or `missing`."""
     slots: int
@@ -144,7 +144,8 @@ SELECT current_setting('server_version_num')::int, current_setting('server_versi
   (SELECT system_identifier::text FROM pg_control_system()) || ' ' || pg_postmaster_start_time(),
   current_setting('server_encoding'), current_setting('wal_level'), pg_is_in_recovery(),
   r.rolsuper, r.rolsuper OR has_database_privilege(current_database(), 'CREATE'),
-  r.rolsuper OR (r.rolreplication AND pg_has_role('pg_create_subscription', 'USAGE')),
+  r.rolsuper OR (r.rolreplication AND pg_has_role('pg_create_subscription', 'USAGE')
+    AND has_function_privilege('pg_replication_origin_progress(text, boolean)', 'EXECUTE')),
   CASE WHEN EXISTS (SELECT 1 FROM pg_extension WHERE extname = 'postgres_fdw') THEN 'installed'
        WHEN EXISTS (SELECT 1 FROM pg_available_extensions WHERE name = 'postgres_fdw') THEN 'available'
        ELSE 'missing' END,

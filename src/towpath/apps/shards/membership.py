@@ -76,7 +76,7 @@ LEAVE = routine("leave", leave)
 
 def begin_step(record: TableRecord, pending: Pending, node: str, **more: Any) -> Step:
     """The first step of a plan: store its pending change, under the lock of the table."""
-    given = {"pending": msgspec.to_builtins(pending, str_keys=True)}
+    given = {"pending": msgspec.to_builtins(pending.made_for(record), str_keys=True)}
     work = Work(table=record.table, plan=pending.plan, node=node, more=given)
     return step(BEGIN, "begin", work, locks=(names.lock(record.table),), **more)
 

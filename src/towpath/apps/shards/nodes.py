@@ -20,6 +20,13 @@ DEFAULTS = {"connect_timeout": "5", "tcp_user_timeout": "15000", "keepalives_idl
 """A connection that hangs ends after these times; an address may set others."""
 
 
+def is_database(address: str) -> bool:
+    """Is this the address of a PostgreSQL server? Nodes of other plans have URLs or directories."""
+    return address.startswith(("postgresql://", "postgres://")) or (
+        "=" in address and not address.startswith(("http://", "https://", "/", "."))
+    )
+
+
 class Nodes:
     """The nodes by name. `addresses` are connection strings; `password` returns the password of a node, None
     if its address needs none."""

@@ -32,7 +32,7 @@ class Copy(msgspec.Struct, frozen=True, order=True):
     node: str
 
 
-class Changes(msgspec.Struct, frozen=True):
+class PlacementChange(msgspec.Struct, frozen=True):
     """The difference between two placements. `primaries` are the shards with another primary."""
 
     added: tuple[Copy, ...]
@@ -63,10 +63,10 @@ def balanced(placement: Placement, nodes: Iterable[str], rf: int, draining: Iter
     return work.planned()
 
 
-def changes(old: Placement, new: Placement) -> Changes:
+def changes(old: Placement, new: Placement) -> PlacementChange:
     """The copies to add and to remove."""
     pairs = list(enumerate(zip(old, new, strict=True)))
-    return Changes(
+    return PlacementChange(
         tuple(Copy(number, node) for number, (was, now) in pairs for node in now if node not in was),
         tuple(Copy(number, node) for number, (was, now) in pairs for node in was if node not in now),
         tuple(number for number, (was, now) in pairs if was[:1] != now[:1]),

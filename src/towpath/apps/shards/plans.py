@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from towpath.apps.shards import names, tables
-from towpath.apps.shards.catalogue import Pending, TableRecord, check_record
+from towpath.apps.shards.catalogue import PendingChange, TableRecord, check_record
 from towpath.apps.shards.routines import PREFIX, Routine, Work
 from towpath.flows.actions import TaskCall
 from towpath.flows.plan import Plan, Step, StepKind
@@ -45,7 +45,7 @@ def step(
 
 def new_record(record: TableRecord) -> TableRecord:
     """The record of a table that its plan is about to create; raises `InvalidInput`."""
-    pending = Pending(record.plan, "create")
+    pending = PendingChange(record.plan, "create")
     return check_record(msgspec.structs.replace(record, state="creating", pending=pending))
 
 
@@ -88,10 +88,11 @@ def drop_plan(record: TableRecord, plan: str) -> Plan:
     subscriptions are dropped before the slots and tables that they use."""
     first = record.nodes[0]
 
-    def on(node: str) -> Work:
-        return Work(table=record.table, plan=plan, node=node)
+    def on(node: str, **more: Any) -> Work:
+        return Work(table=record.table, plan=plan, node=node, **more)
 
-    begin = step(tables.BEGIN_DROP, "begin", on(first), locks=(names.lock(record.table),))
+    known = {"nodes": list(record.nodes)}
+    begin = step(tables.BEGIN_DROP, "begin", on(first, more=known), locks=(names.lock(record.table),))
     tried = [
         step(tables.REHEARSE_DROP, f"rehearse-{node}", on(node), after=["begin"]) for node in record.nodes
     ]

@@ -25,7 +25,7 @@ WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped ORDER
 """
 _LOCALE = """
 SELECT pg_encoding_to_char(encoding), datlocprovider::text, datcollate,
-       concat_ws(' ', system_identifier, pg_postmaster_start_time(), current_setting('data_directory'))
+       concat_ws(' ', system_identifier, pg_postmaster_start_time())
 FROM pg_catalog.pg_database, pg_catalog.pg_control_system() WHERE datname = current_database()
 """
 _SOURCE = """

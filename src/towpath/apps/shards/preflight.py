@@ -77,7 +77,10 @@ def _against(each: NodeFacts, slots: int) -> Iterator[str]:
     if not each.may_create:
         yield "the role has no CREATE on the database"
     if not each.may_replicate:
-        yield "the role needs REPLICATION and membership in pg_create_subscription"
+        yield (
+            "the role needs REPLICATION, membership in pg_create_subscription, and EXECUTE on"
+            " pg_replication_origin_progress(text, boolean)"
+        )
     if each.fdw == "missing":
         yield "the extension postgres_fdw is not available"
     elif each.fdw == "available" and not each.superuser:

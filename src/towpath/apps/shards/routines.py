@@ -12,7 +12,7 @@ import msgspec
 import psycopg
 
 from towpath import App, Fail
-from towpath.apps.shards.catalogue import Catalogue, TableRecord
+from towpath.apps.shards.catalogue import Catalogue, TableBusy, TableRecord, UnknownTable
 from towpath.apps.shards.nodes import Nodes
 from towpath.errors import InvalidInput, TowpathError
 
@@ -107,7 +107,7 @@ def final(action: Action) -> Action:
     def run(cluster: Cluster, work: Work) -> Any:
         try:
             return action(cluster, work)
-        except (Unchangeable, InvalidInput) as error:
+        except (Unchangeable, InvalidInput, TableBusy, UnknownTable) as error:
             raise Fail(str(error)) from error
         except psycopg.Error as error:
             if error.sqlstate in FINAL:

@@ -28,7 +28,7 @@ class Seen(msgspec.Struct, frozen=True):
 Report = Callable[[Seen], None]
 
 
-class Runner:
+class PlanRunner:
     """Submits plans one after the other and waits for each; stops at the first that is not done. `abort` ends
     the current plan: before its pivot it is rolled back, after it the plan is completed."""
 
@@ -84,4 +84,4 @@ class Runner:
 
 def run(app: App, work: Iterable[Submission], nodes: Iterable[str]) -> list[PlanStatus]:
     """Run plans to their end; return their last states, which are fewer than the plans if one failed."""
-    return asyncio.run(Runner(app).run(work, nodes))
+    return asyncio.run(PlanRunner(app).run(work, nodes))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from towpath import App, new_id
-from towpath.apps.shards import moves, names, replicas
+from towpath.apps.shards import fencing, moves, names, replicas
 from towpath.apps.shards.audit import audit
 from towpath.apps.shards.catalogue import (
     Catalogue,
@@ -191,6 +191,25 @@ class Shards:
                 found.append(Submission(id, replicas.promote_plan(record, lost, chosen, id)))
         _ready(reasons)
         return found
+
+    def fence(self, node: str, tables: Sequence[str] = ()) -> dict[str, list[int]]:
+        """Make the tables of a node that was replaced unusable, and keep their rows. Returns the shards of
+        each table that are there."""
+        self._check_nodes([node])
+        return {each: fencing.fence(self.cluster, each, node) for each in self._without(node, tables)}
+
+    def discard(self, node: str, tables: Sequence[str] = ()) -> list[str]:
+        """Drop the tables of a node that was replaced; `add_node` can then add it again."""
+        self._check_nodes([node])
+        found = self._without(node, tables)
+        for each in found:
+            fencing.discard(self.cluster, each, node)
+        return found
+
+    def _without(self, node: str, tables: Sequence[str]) -> list[str]:
+        """The tables, of these or of all, that a node is not part of."""
+        found = [self.catalogue.get(each) for each in tables] or list(self.catalogue.all())
+        return [record.table for record in found if tables or node not in record.nodes]
 
     def _records(self, table: str | None) -> list[TableRecord]:
         return list(self.catalogue.all()) if table is None else [self.catalogue.get(table)]

@@ -18,8 +18,9 @@ RfStatus = Literal["ok", "degraded", "broken"]
 
 
 class CopyStatus(msgspec.Struct, frozen=True):
-    """One copy of a shard. `state`: `ok`, `away` (the node cannot be reached), `missing` (no table), or the
-    progress of its subscription: `copying`, `stopped`. `rows` is an estimate. `rf_status` is that of the
+    """One copy of a shard. `state`: `ok`, `away` (the node cannot be reached), `missing` (no table), `pending`
+    (no table yet or any more: a plan creates or drops the logical table), or the progress of its
+    subscription: `copying`, `stopped`. `rows` is an estimate. `rf_status` is that of the
     shard. `pending` is the operation that a running plan makes on it."""
 
     table: str
@@ -77,11 +78,11 @@ def copies(record: TableRecord, found: Mapping[str, Inventory | NodeAway]) -> It
 
 def rf_status(rf: int, shard: Shard, states: Mapping[str, str]) -> RfStatus:
     """`ok`: all copies are there; `broken`: no copy with all rows; `degraded`: everything else, also a lost
-    primary with a replica that can be promoted."""
+    primary with a replica that can be promoted, and a table that is being created."""
     well = [node for node in shard.nodes if states[node] == "ok"]
     if len(well) >= rf:
         return "ok"
-    return "degraded" if well else "broken"
+    return "degraded" if well or "pending" in states.values() else "broken"
 
 
 def node_status(nodes: Nodes) -> list[NodeStatus]:
@@ -109,7 +110,7 @@ def _state(
         return "away"
     relation = found.relations.get(names.shard_table(record.table, number))
     if relation is None or relation.kind != "table":
-        return "missing"
+        return "missing" if record.state == "ready" else "pending"
     if node == shard.primary:
         return "ok"
     subscription = found.subscriptions.get(names.subscription(record.table, number, node))

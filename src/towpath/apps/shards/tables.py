@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 from psycopg import Connection
-from psycopg.sql import SQL, Identifier
+from psycopg.sql import SQL
 
-from towpath.apps.shards import names, schema
-from towpath.apps.shards.catalogue import Pending, TableBusy, TableRecord
+from towpath.apps.shards import names, replication, schema
+from towpath.apps.shards.catalogue import PendingChange, TableBusy, TableRecord
 from towpath.apps.shards.inventory import Relation, inventory, logical_name, relations
 from towpath.apps.shards.routines import Cluster, Unchangeable, Work, routine
+from towpath.apps.shards.session import session
 
 BATCH = 100
 """Shards created in one transaction: each needs a lock, and a server has a limited number of them."""
@@ -205,7 +206,8 @@ def verify_routes(cluster: Cluster, work: Work) -> dict[str, int]:
 
 
 def begin_drop(cluster: Cluster, work: Work) -> None:
-    cluster.catalogue.begin(work.table, Pending(work.plan, "drop"))
+    change = PendingChange(work.plan, "drop", nodes=tuple(work.more["nodes"]))
+    cluster.catalogue.begin(work.table, change)
 
 
 def rehearse_drop(cluster: Cluster, work: Work) -> None:
@@ -232,43 +234,29 @@ def marked_dropping(cluster: Cluster, work: Work) -> bool:
 def drop_subscriptions(cluster: Cluster, work: Work) -> None:
     """Drop the subscriptions of the table on the node. The slots are dropped on their own nodes, so a
     publisher that is away does not matter here."""
-    with cluster.nodes.connect(work.node, lock_timeout=LOCK_TIMEOUT) as connection:
-        for name in _replication(cluster.record(work), inventory(connection, work.node).subscriptions):
-            for statement in (
-                "ALTER SUBSCRIPTION {} DISABLE",
-                "ALTER SUBSCRIPTION {} SET (slot_name = NONE)",
-                "DROP SUBSCRIPTION IF EXISTS {}",
-            ):
-                connection.execute(SQL(statement).format(Identifier(name)))
+    with session(cluster, work) as node:
+        with node.bounded():
+            found = inventory(node.connection, work.node)
+        for name in _replication(cluster.record(work), found.subscriptions):
+            replication.drop_subscription(node, name)
 
 
 def drop_tables(cluster: Cluster, work: Work) -> None:
     """Drop slots, publications and all relations of the table on the node."""
     record = cluster.record(work)
-    with cluster.nodes.connect(work.node, lock_timeout=LOCK_TIMEOUT) as connection:
-        found = inventory(connection, work.node)
+    with session(cluster, work) as node:
+        with node.bounded():
+            found = inventory(node.connection, work.node)
         for name in _replication(record, found.slots):
-            drop_slot(connection, name)
+            replication.drop_slot(node, name)
         for name in _replication(record, found.publications):
-            connection.execute(SQL("DROP PUBLICATION IF EXISTS {}").format(Identifier(name)))
+            replication.drop_publication(node, name)
     with cluster.nodes.connect(work.node, autocommit=False, lock_timeout=LOCK_TIMEOUT) as connection:
         if logical_name(record) in found.logical:
             connection.execute(SQL("DROP TABLE IF EXISTS {}").format(schema.logical(record)))
         left = relations(connection)
         _drop(connection, [each for name, each in left.items() if _of(record, name)])
         _tidy(connection)
-
-
-def drop_slot(connection: Connection[Any], name: str) -> None:
-    """Drop a replication slot, and end the walsender that uses it. It may be gone already."""
-    connection.execute(
-        "SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots"
-        " WHERE slot_name = %s AND active",
-        (name,),
-    )
-    connection.execute(
-        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", (name,)
-    )
 
 
 def forget(cluster: Cluster, work: Work) -> None:
