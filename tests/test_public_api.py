@@ -39,6 +39,7 @@ SURFACE = [
     "GroupHandle",
     "GroupStatus",
     "Hooks",
+    "Http",
     "JobFailure",
     "JobHandle",
     "JobLogFilter",
@@ -46,19 +47,26 @@ SURFACE = [
     "Lane",
     "Ledger",
     "Message",
-    "Policy",
     "PartStatus",
+    "Plan",
+    "PlanStatus",
+    "Policy",
     "Queue",
     "QueueStatus",
     "Rate",
     "Reason",
     "Retry",
     "Running",
+    "Shell",
     "Snapshot",
     "Snooze",
+    "Sql",
     "SqliteLedger",
     "SqliteOptions",
     "State",
+    "Step",
+    "StepKind",
+    "StepRetry",
     "StopRequested",
     "Task",
     "Throttled",
@@ -162,7 +170,7 @@ def test_a_name_that_is_not_there() -> None:
         from towpath import Nothing  # type: ignore[attr-defined]  # noqa: F401
 
 
-LANGUAGE = ("towpath.core.blobs", "towpath.core.commands", "towpath.core.results")
+LANGUAGE = tuple(f"towpath.core.{name}" for name in ("blobs", "commands", "group_commands", "results"))
 OUTCOMES = ["Outcome", *(each.__name__ for each in job.Outcome.__args__)]
 READS = {
     **dict.fromkeys(

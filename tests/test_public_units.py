@@ -16,7 +16,7 @@ import pytest
 import towpath
 import towpath.events
 from towpath import App, Breaker
-from towpath.operations import progress
+from towpath.operations import flows, plans, progress
 from towpath.operations.breakers import declare
 from towpath.queues import message
 from towpath.tasks import context, handles, task
@@ -43,7 +43,7 @@ A_TIME = re.compile(
 
 _LATE = {
     name: value
-    for module in (progress, message, bench, handles, context, task)
+    for module in (progress, message, bench, handles, context, task, plans, flows)
     for name, value in vars(module).items()
     if inspect.isclass(value)
 }

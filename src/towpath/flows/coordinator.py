@@ -143,7 +143,7 @@ def advance(door: FlowDoor, plan: str, number: int) -> Settlement:
         return _NOTHING
     group = door.reads.group(group_of(plan, record.stage))
     if record.building:
-        return _build_undo(door, record, version)
+        return _build_undo(door, record, version, _steps_of(door, record.id))
     if group is None or group.state is not GroupState.CLOSED:
         return Settlement(again=SECOND)
     if record.stage is Stage.STEPS:
@@ -168,7 +168,7 @@ def _after_steps(door: FlowDoor, record: PlanRecord, version: int, group: GroupV
             return _complete(door, record, version, choice)
     building = replace(record, state=PlanState.ROLLING_BACK, stage=Stage.UNDO, building=True, why=choice.why)
     (noted,) = answered(door.apply([record_note(building, version)]))
-    return _build_undo(door, building, noted.version)  # type: ignore[union-attr]
+    return _build_undo(door, building, noted.version, steps)  # type: ignore[union-attr]
 
 
 def _steps_of(door: FlowDoor, plan: str) -> list[tuple[Job, Step]]:
@@ -197,10 +197,11 @@ def _next(plan: str, number: int, stage: Stage) -> Spec:
 # Rollback
 
 
-def _build_undo(door: FlowDoor, record: PlanRecord, version: int) -> Settlement:
+def _build_undo(
+    door: FlowDoor, record: PlanRecord, version: int, steps: Sequence[tuple[Job, Step]]
+) -> Settlement:
     """Append the undo jobs and the next coordinator. Nothing of the group runs before it is sealed."""
     group, number = group_of(record.id, Stage.UNDO), record.round + 1
-    steps = _steps_of(door, record.id)
     known = {step.name: step for _, step in steps}
     effects = {
         step.name
