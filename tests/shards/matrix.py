@@ -106,6 +106,13 @@ def run(servers: dict[str, Server], folder: Path, part: tuple[int, int], output:
                     break
 
 
+def is_read(case: Case) -> bool:
+    """Statements that change something come first."""
+    return case.text.startswith("SELECT") and not any(
+        part in case.text for part in ("pg_create_", "pg_drop_", "pg_logical_emit", "pg_terminate")
+    )
+
+
 def cell(outcome: Outcome) -> str:
     if outcome.wrong:
         return "**FAIL**"

@@ -8,6 +8,7 @@ from tests.support.shard_rig import Rig, rigged
 from tests.support.shards import Fleet
 from towpath.apps.shards.moves import change_plans
 from towpath.apps.shards.placement import balanced
+from towpath.flows.plan import Plan
 from towpath.testing.postgres import Server
 
 
@@ -53,9 +54,8 @@ def _rotate(rig: Rig, id: str = "rotate") -> float:
     return _change(rig, change_plans(record, wanted, id, "rebalance"), id)
 
 
-def _change(rig: Rig, plans: object, id: str) -> float:
+def _change(rig: Rig, plans: tuple[Plan, ...], id: str) -> float:
     """Run the plans; return the longest pause of writers that a pivot has measured."""
-    steps = rig.run(plans, id)  # type: ignore[arg-type]
-    pauses = [step.result["pause"] for step in steps if step.name == "pivot"]
-    assert pauses
-    return max(pause for pause in pauses if pause is not None)
+    steps = rig.run(plans, id)
+    pauses: list[float] = [step.result["pause"] for step in steps if step.name == "pivot"]
+    return max(pauses)

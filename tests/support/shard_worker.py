@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from psycopg import Connection
@@ -28,10 +29,10 @@ class ProxiedNodes(Nodes):
         super().__init__(direct)
         self._through = Nodes(proxied)
 
-    def connect(
-        self, node: str, *, autocommit: bool = True, **options: str
-    ) -> AbstractContextManager[Connection[Any]]:
-        return self._through.connect(node, autocommit=autocommit, **options)
+    @contextmanager
+    def connect(self, node: str, *, autocommit: bool = True, **options: str) -> Iterator[Connection[Any]]:
+        with self._through.connect(node, autocommit=autocommit, **options) as connection:
+            yield connection
 
 
 def make_app(url: str, nodes: Nodes) -> App:

@@ -69,7 +69,7 @@ def kind_of(node: NodeSession, table: tuple[str, str]) -> tuple[str, bool, str] 
         " FROM pg_catalog.pg_class c WHERE c.oid = to_regclass(%s)",
         [qualified(table)],
     )
-    return rows[0] if rows else None  # type: ignore[return-value]
+    return rows[0] if rows else None
 
 
 def nothing(cluster: Cluster, work: Work) -> None:
@@ -284,7 +284,7 @@ def add_check(record: TableRecord, shard: int, node: NodeSession) -> None:
 
 def secondary_indexes(node: NodeSession, table: tuple[str, str]) -> list[tuple[str, str]]:
     """Name and definition of the indexes that no constraint has created."""
-    return node.run(  # type: ignore[return-value]
+    return node.run(
         "SELECT c.relname, pg_get_indexdef(i.indexrelid) FROM pg_catalog.pg_index i"
         " JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid"
         " WHERE i.indrelid = to_regclass(%s)"

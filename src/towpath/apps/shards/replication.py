@@ -161,7 +161,7 @@ def sync_slots(source: NodeSession) -> list[tuple[str, str, str]]:
         "SELECT slot_name, split_part(slot_name, '_', 2), split_part(slot_name, '_', 5)"
         " FROM pg_catalog.pg_replication_slots WHERE slot_name ~ '^pg_[0-9]+_sync_[0-9]+_[0-9]+$'"
     )
-    return source.run(statement)  # type: ignore[return-value]
+    return source.run(statement)
 
 
 def subscriptions(node: NodeSession) -> tuple[str, set[str]]:

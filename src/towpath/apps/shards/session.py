@@ -118,8 +118,8 @@ class NodeSession:
         endless: bool = False,
     ) -> list[tuple[Any, ...]]:
         with self.bounded(limit, endless):
-            query = statement.encode() if isinstance(statement, str) else statement
-            cursor = self._connection.execute(query, params or None)
+            query = statement if isinstance(statement, sql.Composable) else sql.SQL(statement)  # type: ignore[arg-type]
+            cursor = self._connection.execute(query.as_bytes(self._connection), params or None)
             return cursor.fetchall() if cursor.description else []
 
     @contextmanager
@@ -169,7 +169,7 @@ def session(cluster: Cluster, work: Work, node: str | None = None, part: str = "
         "statement_timeout": f"{cluster.limit * 1000:.0f}",
         **_COMPARABLE,
     }
-    with cluster.nodes.connect(target, **settings) as connection:
+    with cluster.nodes.connect(target, autocommit=True, **settings) as connection:
         connection.prepare_threshold = None
         opened = NodeSession(target, connection, cluster.limit, is_active)
         opened.end_predecessors(_application_name(work, target, part))
@@ -185,7 +185,7 @@ def _application_name(work: Work, node: str, part: str) -> str:
 def compose(template: str, **parts: object) -> sql.Composed:
     """A statement with placeholders `{name}`: text is an identifier, a tuple a qualified name, a list a list
     of identifiers, a composable itself, any other value a literal."""
-    return sql.SQL(template).format(**{name: _part(value) for name, value in parts.items()})  # type: ignore[arg-type]
+    return sql.SQL(template).format(**{name: _part(value) for name, value in parts.items()})
 
 
 def _part(value: object) -> sql.Composable:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 from psycopg import sql
@@ -64,10 +65,10 @@ class KeyColumns(msgspec.Struct, frozen=True):
     def compared(self, operator: str, key: Key) -> sql.Composed:
         """A condition on rows before or after a key."""
         values = sql.SQL(", ").join(
-            sql.SQL("{}::{}").format(sql.Literal(value), sql.SQL(type))  # type: ignore[arg-type]
+            sql.SQL("{}::{}").format(sql.Literal(value), sql.SQL(type))
             for value, type in zip(key, self.types, strict=True)
         )
-        return sql.SQL("({}) {} ({})").format(self.listed(), sql.SQL(operator), values)  # type: ignore[arg-type]
+        return sql.SQL("({}) {} ({})").format(self.listed(), sql.SQL(operator), values)
 
 
 def key_columns(node: NodeSession, table: tuple[str, str]) -> KeyColumns:
@@ -164,11 +165,11 @@ class Comparison:
                 keys=", ".join("/".join(key) for key in wrong[:SHOWN]),
             )
 
-    def _both(self, template: str, within: sql.Composable) -> list[list[tuple[object, ...]]]:
+    def _both(self, template: str, within: sql.Composable) -> list[list[tuple[Any, ...]]]:
         """The rows of a query on the source and on the target."""
         statement = compose(
             template,
-            hash=sql.SQL(self._hash),  # type: ignore[arg-type]
+            hash=sql.SQL(self._hash),
             text=self._key.as_text(),
             table=self._table,
             within=within,
