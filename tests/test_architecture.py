@@ -126,8 +126,7 @@ MAY_BE_WIDE: Mapping[str, int] = {
 MOST_PARAMETERS = 7
 MOST_FILES = 300
 """Of the package without testing/ and contrib/: 150 after the files were put in order, 12 for what came later
-(hooks, job log, discovery, mistakes, history, completion, debug, receipts), the others for HTTP, plans
-and shards."""
+(hooks, job log, discovery, mistakes, history, completion, debug, receipts), then HTTP, plans and shards."""
 MOST_FILES_AT_THE_TOP = 10
 MOST_ROWS = 16
 

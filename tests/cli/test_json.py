@@ -22,6 +22,8 @@ ARGUMENTS: dict[str, list[str]] = {
     "jobs explain": ["{ready}"],
     "jobs retry": ["{dead}"],
     "jobs cancel": ["{ready}"],
+    "jobs mark-done": ["{dead}", "--reason", "by hand", "--result", "7"],
+    "jobs skip": ["{ready}", "--reason", "not needed", "--by", "ada"],
     "jobs purge": ["{dead}", "--yes"],
     "dead retry": ["{dead}"],
     "dead purge": ["{dead}", "--yes"],
@@ -49,10 +51,10 @@ ELSEWHERE = {
     "dev",
     "jobs debug",
     "serve",
-    *(path for path in PATHS if path.startswith(("client ", "shards "))),
+    *(path for path in PATHS if path.startswith(("client ", "plan ", "shards "))),
 } | {f"auth {name}" for name in ("token revoke", "new server", "new client", "revoke", "inspect")}
-"""`demo`, `jobs debug`, `serve`, `client`, `shards` and `auth` have tests of their own for their JSON; `dev`
-runs until a signal."""
+"""`demo`, `jobs debug`, `serve`, `client`, `plan`, `shards` and `auth` have tests of their own for their
+JSON; `dev` runs until a signal."""
 
 
 @pytest.fixture

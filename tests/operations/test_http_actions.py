@@ -13,8 +13,7 @@ import pytest
 
 from tests.support.actions import action_context
 from tests.support.waiting import auntil
-from towpath import Fail
-from towpath.errors import ActionFailed, NodeAway, TimedOut
+from towpath.errors import ActionFailed, ActionRefused, NodeAway, TimedOut
 from towpath.flows.actions import Answer, Http
 from towpath.operations.actions.http import HttpExecutor, HttpResult
 
@@ -105,7 +104,7 @@ def test_statuses_of_success(web: WebServer, status: int) -> None:
 
 def test_expected_statuses_replace_the_default(web: WebServer) -> None:
     assert run(web, Http("DELETE", "/status/404", expect=(200, 404))).status == 404
-    with pytest.raises(Fail, match="status 201"):
+    with pytest.raises(ActionRefused, match="status 201"):
         run(web, Http("PUT", "/status/201", expect=(200,)))
 
 
@@ -117,7 +116,7 @@ def test_statuses_that_are_retried(web: WebServer, status: int) -> None:
 
 @pytest.mark.parametrize("path", ["/status/400", "/status/403", "/status/404", "/away"])
 def test_statuses_that_are_final(web: WebServer, path: str) -> None:
-    with pytest.raises(Fail):
+    with pytest.raises(ActionRefused):
         run(web, Http("GET", path))
     assert len(web.requests) == 1  # a redirect is not followed
 
@@ -185,7 +184,7 @@ def test_credentials_go_to_the_address_of_the_node_only(
     result = run(web, Http("GET", "/echo"), token_env="API_TOKEN")
     assert web.requests[0][2]["Authorization"] == "Bearer geheim-5"
     assert result.body == "Bearer *** "
-    with pytest.raises(Fail, match="not below the address") as caught:
+    with pytest.raises(ActionRefused, match="not below the address") as caught:
         run(web, Http("GET", f"{web.address}/echo"), address="http://127.0.0.1:1", token_env="API_TOKEN")
     assert "geheim" not in str(caught.value)
     assert run(web, Http("GET", f"{web.address}/echo"), token_env="API_TOKEN").body == "Bearer *** "

@@ -14,8 +14,8 @@ import pytest
 
 from tests.support.actions import STEP, action_context
 from tests.support.waiting import auntil, until
-from towpath import Fail
-from towpath.errors import ActionFailed, SecretUnavailable, TimedOut
+from towpath import Snooze
+from towpath.errors import ActionFailed, ActionRefused, SecretUnavailable, TimedOut
 from towpath.flows.actions import Answer, Shell
 from towpath.operations.actions import shell
 from towpath.operations.actions.shell import ShellExecutor, ShellResult
@@ -72,12 +72,12 @@ def test_a_command_that_is_killed_names_the_signal() -> None:
 
 @pytest.mark.parametrize("argv", [("/no/such/program",), ("sh", "-c", "no-such-program-here")])
 def test_a_missing_program_is_final(argv: tuple[str, ...]) -> None:
-    with pytest.raises(Fail, match="node here"):
+    with pytest.raises(ActionRefused, match="node here"):
         run(Shell(argv))
 
 
 def test_a_missing_directory_is_final() -> None:
-    with pytest.raises(Fail, match="there is no directory /no/such"):
+    with pytest.raises(ActionRefused, match="there is no directory /no/such"):
         run(Shell(("true",)), address="/no/such")
 
 
@@ -140,10 +140,13 @@ def test_a_command_that_outlived_its_worker_is_found(undo: bool) -> None:
     orphan = subprocess.Popen(["sleep", "1000"], env={**os.environ, shell.STEP_VARIABLE: STEP})
     try:
         assert answer(Shell(("true",)), undo=undo) is Answer.RUNNING
+        with pytest.raises(Snooze):
+            run(Shell(("true",)), undo=undo, attempt=2)
     finally:
         orphan.kill()
         orphan.wait()
     assert answer(Shell(("true",)), undo=undo) is Answer.APPLIED
+    assert run(Shell(("true",)), undo=undo, attempt=2).exit_code == 0
 
 
 def test_the_environment_has_no_secrets_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ STEP = f"{PLAN}/copy"
 
 
 def action_context(
-    name: str, *, step_timeout: float | None = None, undo: bool = False, **node: Any
+    name: str, *, step_timeout: float | None = None, undo: bool = False, attempt: int = 1, **node: Any
 ) -> ActionContext:
     """A delivery of the step `copy` of the plan, with this node in the settings."""
     settings = Settings(nodes={name: Node(name=name, **node)}, origins={})
@@ -26,7 +26,7 @@ def action_context(
         plan=PLAN,
         step="copy",
         job=job,
-        attempt=1,
+        attempt=attempt,
         fence=1,
         undo=undo,
         timeout=step_timeout,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -35,6 +36,8 @@ from towpath.cli.plan_files import file_options, load_plan
 from towpath.cli.plan_views import (
     code_of,
     counted,
+    failed_steps,
+    failure_lines,
     open_plan,
     running_steps,
     status_data,
@@ -45,7 +48,7 @@ from towpath.cli.processes import STOP_SIGNALS, stop_with_parent
 from towpath.cli.targets import usable_url
 from towpath.cli.values import Span, now
 from towpath.errors import PlanRefused
-from towpath.escapes import escape
+from towpath.escapes import escape, get_logger
 from towpath.flows.kinds import PlanState
 
 if TYPE_CHECKING:
@@ -53,7 +56,7 @@ if TYPE_CHECKING:
 
     from towpath.app import App
     from towpath.flows.plan import Plan
-    from towpath.flows.status import PlanStatus
+    from towpath.flows.status import PlanStatus, StepStatus
     from towpath.operations.plans import PlanHandle
     from towpath.operations.startup import Startup
 
@@ -162,8 +165,8 @@ def run(session: Session, /, file: str, arguments: tuple[str, ...], **options: A
             if not options["here"]:
                 _warn_of_missing_agents(app, loaded.plan)
             status = _waited(session, app, handle, asked, None if span is None else span / 1e6)
-    print_result(session.json, status_data(status), lambda: status_lines(status, now()))
-    return code_of(status)
+        failed = failed_steps(handle, status)
+    return _print_end(session, status, failed)
 
 
 @command("watch")
@@ -173,12 +176,17 @@ def watch(session: Session, /, plan: str) -> int:
     """Show the progress of a plan until it has ended. Ctrl-C leaves; the plan goes on."""
     with open_plan(session, plan) as (app, handle):
         try:
-            status = _waited(session, app, handle, _Asked(), None)
+            status, code = _waited(session, app, handle, _Asked(), None), None
         except KeyboardInterrupt:
-            status = handle.status()
-            print_result(session.json, status_data(status), lambda: status_lines(status, now()))
-            return LEFT
-    print_result(session.json, status_data(status), lambda: status_lines(status, now()))
+            status, code = handle.status(), LEFT
+        failed = failed_steps(handle, status)
+    ended = _print_end(session, status, failed)
+    return ended if code is None else code
+
+
+def _print_end(session: Session, status: PlanStatus, failed: Sequence[StepStatus]) -> int:
+    data = {**status_data(status), "failed": [step.as_dict() for step in failed]}
+    print_result(session.json, data, lambda: [*status_lines(status, now()), *failure_lines(failed)])
     return code_of(status)
 
 
@@ -314,6 +322,9 @@ def _drawn(app: App, status: PlanStatus) -> RenderableType:
 @contextmanager
 def _worker_here(app: App, plan: Plan) -> Iterator[None]:
     """A worker in a thread of this process, for the nodes of the plan."""
+    if not logging.root.handlers:
+        # The command prints the errors of steps itself.
+        get_logger("towpath").setLevel(logging.CRITICAL)
     begun, failed = threading.Event(), []
     loop = asyncio.new_event_loop()
     queues = tuple(f"node/{node}" for node in plan.nodes) or ("node/none",)

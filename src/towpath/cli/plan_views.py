@@ -165,6 +165,18 @@ def _problem(step: StepStatus) -> str | None:
     return (step.error or step.reason or "").partition("\n")[0] or None
 
 
+def failed_steps(handle: PlanHandle, status: PlanStatus) -> list[StepStatus]:
+    """The first steps that failed, or whose undo failed. Reads the steps only if there are any."""
+    if not any(counts.failed for counts in (status.steps, status.undo, status.cleanup)):
+        return []
+    found = [step for step in handle.steps() if "failed" in (step.state, step.undo)]
+    return [step for step in found if step.reason != "dependency"][:MAX_LEFT]
+
+
+def failure_lines(steps: Sequence[StepStatus]) -> list[str]:
+    return [f"{step.name} on {step.node or 'no node'}: {_problem(step) or 'failed'}" for step in steps]
+
+
 def running_steps(app: App, status: PlanStatus, limit: int) -> list[tuple[str, int]]:
     """Names of the running steps of the present stage, and the times of their starts."""
     group = f"plan/{status.id}" + ("" if status.stage == "steps" else f"/{status.stage}")

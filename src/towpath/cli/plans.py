@@ -48,7 +48,7 @@ for each in (run, submit, check, dry_run, watch, agent):
 
 
 @plan.command("list")
-@click.option("--state", type=click.Choice([*PlanState]), help="State.")
+@click.option("--state", type=click.Choice([state.value for state in PlanState]), help="State.")
 @click.option("--prefix", default="", help="Beginning of the id.")
 @pass_session
 def list_plans(session: Session, /, state: str | None, prefix: str) -> int:
@@ -96,7 +96,9 @@ def status(session: Session, /, plan: str) -> int:
 @click.option("--step", "name", help="Only this step, with its result and errors.")
 @pass_session
 def show(session: Session, /, plan: str, name: str | None) -> int:
-    """Show the steps of a plan: states, attempts, durations, errors."""
+    """Show the steps of a plan.
+
+    With states, attempts, durations and errors."""
     with open_plan(session, plan) as (_, handle):
         if name is not None:
             step = handle.step(name)
@@ -115,18 +117,15 @@ def _step_lines(step: StepStatus) -> list[str]:
     )
 
 
-FORMATS: dict[str, Callable[[drawings.Drawing], str]] = {
-    "tree": drawings.text,
-    "mermaid": drawings.mermaid,
-    "dot": drawings.dot,
-    "svg": drawings.svg,
-}
+FORMATS = {"tree" if name == "text" else name: draw for name, draw in drawings.FORMS.items()}
 
 
 @plan.command("graph")
 @click.argument("plan", required=False)
 @click.option("--file", metavar="FILE[:NAME]", help="Draw the plan of a file instead of a submitted one.")
-@click.option("--format", "kind", type=click.Choice([*FORMATS]), default="tree", show_default=True)
+@click.option(
+    "--format", "kind", type=click.Choice([*FORMATS]), default="tree", show_default=True, help="Format."
+)
 @click.option("--around", metavar="STEP", help="Only this step and its neighbours, for a large plan.")
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
 @pass_session
@@ -164,7 +163,9 @@ def _drawing(handle: PlanHandle, around: str | None) -> drawings.Drawing:
 @click.argument("step")
 @pass_session
 def chain(session: Session, /, plan: str, step: str) -> int:
-    """Show a step and all steps that it waits for, in their order."""
+    """Show the steps that a step waits for.
+
+    In their order; the step itself is the last."""
     with open_plan(session, plan) as (_, handle):
         found = handle.chain(step)
     data = {"plan": handle.id, "chain": [each.as_dict() for each in found]}
@@ -176,7 +177,9 @@ def chain(session: Session, /, plan: str, step: str) -> int:
 @click.argument("plan", required=False)
 @pass_session
 def metrics(session: Session, /, plan: str | None) -> int:
-    """Show depth, average duration and failure rate per node and kind of step, of one plan or of all."""
+    """Show figures per node and kind of step.
+
+    Steps that wait, average duration and failure rate, of one plan or of all."""
     with open_app(session) as app:
         found = app.plans.metrics(None if plan is None else _handle_id(session, plan))
     print_result(session.json, {"nodes": [each.as_dict() for each in found]}, lambda: _metrics(found))
@@ -245,8 +248,10 @@ def _operate(session: Session, plan: str, operation: Callable[[PlanHandle], obje
 @by_option
 @pass_session
 def retry(session: Session, /, plan: str, step: str | None, reason: str | None, by: str | None) -> int:
-    """Run what failed or was stopped again: after the plan was parked, or its rollback failed. With STEP: of
-    the failed steps only this one."""
+    """Run failed steps again.
+
+    Also the steps that were stopped: after the plan was parked, or its rollback failed. With STEP: of the
+    failed steps only this one."""
     what = "the failed steps" if step is None else step
     return _operate(session, plan, lambda it: it.retry(step, by=by, why=reason), f"{what} of {{}} run again")
 
@@ -312,7 +317,9 @@ def resume(session: Session, /, plan: str, reason: str | None, by: str | None) -
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @pass_session
 def abort(session: Session, /, plan: str, reason: str | None, by: str | None, yes: bool) -> int:
-    """End a plan: before its pivot it is rolled back, after it the plan is completed; prints which."""
+    """Roll a plan back, or complete it.
+
+    Before its pivot the plan is rolled back, after it the plan is completed. The command prints which."""
     with open_plan(session, plan) as (_, handle):
         if sys.stdin.isatty():
             confirm(f"Abort plan {handle.id}?", yes)

@@ -35,8 +35,8 @@ class Executor(Protocol):
 
     async def run(self, action: Any, node: str, context: ActionContext) -> Any:
         """Run the action on the node and return a result that JSON can store. An exception is a failed
-        attempt, and is retried by the policy of the step; `towpath.Fail` is final, and `towpath.Retry` has
-        its own delay."""
+        attempt, and is retried by the policy of the step; `ActionRefused` and `towpath.Fail` are final, and
+        `towpath.Retry` has its own delay."""
         ...
 
     async def answer(self, action: Any, node: str, context: ActionContext) -> Answer:

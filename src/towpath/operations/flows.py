@@ -19,7 +19,7 @@ from towpath.core.checks import SECOND
 from towpath.core.commands import Command, Result, Settle
 from towpath.core.job import ClaimedJob, Job, Reason, SnoozeOutcome
 from towpath.core.retry import unknown_kind
-from towpath.errors import TimedOut, TowpathError
+from towpath.errors import ActionRefused, NodeError, TimedOut, TowpathError
 from towpath.flows.actions import Action, Answer, TaskCall
 from towpath.flows.coordinator import Settlement, advance, take_locks
 from towpath.flows.kinds import (
@@ -112,6 +112,12 @@ class FlowAttempt(Attempt):
             return Settle(settle.id, settle.fence, SnoozeOutcome())
         return settle
 
+    def ended(self, error: BaseException) -> Settle:
+        """An error of a node needs no traceback: it would show lines of Towpath only."""
+        if isinstance(error, Control) and error.__cause__ is None:
+            error.__traceback__ = None
+        return super().ended(error)
+
 
 class FlowRuns:
     """Makes the attempts at the jobs of built-in kinds, for the workers of one app."""
@@ -188,6 +194,7 @@ class FlowRuns:
             attempt=job.attempts,
             fence=job.fence,
             undo=job.kind == UNDO,
+            timeout=work.step.timeout,  # type: ignore[arg-type]  # seconds, after the step was made
         )
 
     def _executor(self, kind: type[Action]) -> Executor:
@@ -239,12 +246,14 @@ class StepRun:
             except Exception as error:
                 if isinstance(error, Control) and not isinstance(error, Retry | Fail | Cancel):
                     raise
-                self._error, failed, final = error, True, isinstance(error, Fail | Cancel)
+                self._error, failed = error, True
+                final = isinstance(error, Fail | Cancel | ActionRefused)
             move = after_run(facts, not failed, final)
         return self._ended(move, result, retry.backoff)
 
     def _ended(self, verdict: Verdict, result: Any, backoff: Any) -> Any:
         error, fence = self._error, self._context.fence
+        cause = None if isinstance(error, NodeError | TimedOut) else error
         text = "no further run is allowed" if error is None else f"{type(error).__name__}: {error}"
         match verdict:
             case Finished():
@@ -255,9 +264,9 @@ class StepRun:
                 after = getattr(error, "after", None)
                 if after is None:
                     after = backoff.delay(verdict.failure, random.random)
-                raise Retry(verdict_text(verdict, fence, text), after=after) from error
+                raise Retry(verdict_text(verdict, fence, text), after=after) from cause
             case GaveUp():
-                raise Fail(verdict_text(verdict, fence, text)) from error
+                raise Fail(verdict_text(verdict, fence, text)) from cause
 
     async def answer(self) -> str:
         """For a rehearsal: the answer of the check alone."""

@@ -103,12 +103,12 @@ class Plans:
     @property
     def _nodes(self) -> Sequence[str] | None:
         """The names of the known nodes; None if the settings have none."""
-        return tuple(getattr(self._settings, "nodes", None) or ()) or None
+        return tuple(self._settings.nodes) or None
 
     def _slots(self, node: str) -> int:
         """How many steps a node runs at once."""
-        nodes = getattr(self._settings, "nodes", None) or {}
-        return int(getattr(nodes.get(node), "slots", None) or 1)
+        found = self._settings.nodes.get(node)
+        return 1 if found is None else found.concurrency
 
     def _check_calls(self, plan: Plan) -> None:
         """Refuse calls of tasks that cannot run in a step, as far as the tasks are known here."""

@@ -61,7 +61,8 @@ R_co = TypeVar("R_co", covariant=True)
 @dataclass(frozen=True, slots=True)
 class AttemptView(Readable):
     """An attempt that did not end done. `error` is its failure with its traceback. `counted` is False for a
-    claim that a worker gave back without an attempt (released, refused): the next one has its number."""
+    claim that a worker gave back without an attempt (released, refused): the next one has its number. An
+    entry `marked` or `skipped` is the decision of a person, `worker`, with its reason as `error`."""
 
     number: int
     outcome: AttemptOutcome
@@ -366,13 +367,14 @@ class GroupHandle(Generic[R_co]):
         report = inside_handler(f"group {self.id}", timeout, wait_inside)
         return group_status(await self._engine.watch.agroup(self.id, timeout, report))
 
-    def cancel(self) -> None:
-        """Cancel the waiting jobs, ask the running jobs to stop, and close the group."""
-        self._engine.call(Abort(self.id))
+    def cancel(self, *, stop: bool = False) -> None:
+        """Cancel the waiting jobs, ask the running jobs to stop, and close the group. With `stop` the running
+        jobs are not interrupted, and none of them is retried."""
+        self._engine.call(Abort(self.id, stop))
 
     @same_as(cancel)
-    async def acancel(self) -> None:
-        await self._engine.acall(Abort(self.id))
+    async def acancel(self, *, stop: bool = False) -> None:
+        await self._engine.acall(Abort(self.id, stop))
 
     def retry(self) -> int:
         """Revive the failed and canceled jobs of the group; return how many. The group is open again until

@@ -44,6 +44,11 @@ def preflight(nodes: Nodes, which: Iterable[str], copies: Mapping[str, int] | No
     return sorted(reasons)
 
 
+def unreachable(nodes: Nodes, which: Iterable[str]) -> list[str]:
+    """The reasons why some of these nodes cannot be used at all, sorted."""
+    return sorted(str(each) for each in facts_of(nodes, which).values() if isinstance(each, NodeAway))
+
+
 def preflight_create(nodes: Nodes, record: TableRecord) -> list[str]:
     """The reasons why this table cannot be created: those of `preflight`, names that are taken, and types
     that a node does not have."""

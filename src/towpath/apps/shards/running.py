@@ -4,6 +4,7 @@ agents are needed. Agents that run elsewhere take part."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -75,11 +76,13 @@ class PlanRunner:
     async def _watch(self, total: int) -> PlanStatus:
         handle = self._current
         while True:
+            begin = time.monotonic()
             status: PlanStatus = await handle.astatus()
             self._report(Seen(status, tuple(await handle.asteps()), total))
             if status.is_final:
                 return status
-            await asyncio.sleep(POLL)
+            # The more steps, the longer takes a look.
+            await asyncio.sleep(max(POLL, 4 * (time.monotonic() - begin)))
 
 
 def run(app: App, work: Iterable[Submission], nodes: Iterable[str]) -> list[PlanStatus]:

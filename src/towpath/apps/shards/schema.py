@@ -166,12 +166,13 @@ def ensure_schema(connection: Connection[Any]) -> None:
 
 
 def drop_schema_if_empty(connection: Connection[Any]) -> None:
-    """Drop the schema of shards when no table is left in it."""
-    left = connection.execute(
-        "SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s LIMIT 1",
+    """Drop the schema of shards when no table is left in it and this role owns it."""
+    empty = connection.execute(
+        "SELECT 1 FROM pg_namespace n WHERE n.nspname = %s AND pg_has_role(n.nspowner, 'USAGE')"
+        " AND NOT EXISTS (SELECT 1 FROM pg_class c WHERE c.relnamespace = n.oid)",
         (names.SCHEMA,),
     ).fetchone()
-    if left is None:
+    if empty is not None:
         connection.execute(SQL("DROP FUNCTION IF EXISTS {}()").format(relation(names.GUARD)))
         connection.execute(SQL("DROP SCHEMA IF EXISTS {}").format(Identifier(names.SCHEMA)))
 
@@ -203,9 +204,10 @@ def ensure_servers(connection: Connection[Any], nodes: Nodes, peers: Iterable[st
 
 
 def drop_unused_servers(connection: Connection[Any]) -> None:
-    """Drop the foreign servers of Towpath that no foreign table uses."""
+    """Drop the foreign servers of this role that no foreign table uses."""
     unused = connection.execute(
-        "SELECT s.srvname FROM pg_foreign_server s WHERE s.srvname ^@ %s"
+        "SELECT s.srvname FROM pg_foreign_server s"
+        " WHERE s.srvname ^@ %s AND pg_has_role(s.srvowner, 'USAGE')"
         " AND NOT EXISTS (SELECT 1 FROM pg_foreign_table t WHERE t.ftserver = s.oid)",
         (names.SERVER_PREFIX,),
     ).fetchall()

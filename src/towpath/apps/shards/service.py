@@ -28,7 +28,7 @@ from towpath.apps.shards.inventory import NodeFacts, facts_of
 from towpath.apps.shards.nodes import Nodes
 from towpath.apps.shards.placement import Placement, Planned, balanced, initial
 from towpath.apps.shards.plans import create_plan, drop_plan, routes_done
-from towpath.apps.shards.preflight import NotReady, preflight, preflight_create
+from towpath.apps.shards.preflight import NotReady, preflight, preflight_create, unreachable
 from towpath.apps.shards.routines import Cluster, install
 from towpath.apps.shards.status import CopyStatus, NodeStatus, node_status, status
 from towpath.clock import Clock, SystemClock
@@ -112,7 +112,7 @@ class Shards:
     def drop(self, table: str) -> list[Submission]:
         """Drop a table on all of its nodes, which must all be reachable."""
         record = self._idle(table)
-        _ready(preflight(self.nodes, record.nodes))
+        _ready(unreachable(self.nodes, record.nodes))
         id = _id("drop", table)
         return [Submission(id, drop_plan(record, id))]
 

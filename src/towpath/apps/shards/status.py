@@ -18,9 +18,9 @@ RfStatus = Literal["ok", "degraded", "broken"]
 
 
 class CopyStatus(msgspec.Struct, frozen=True):
-    """One copy of a shard. `state`: `ok`, `away` (the node cannot be reached), `missing` (no table), `pending`
-    (no table yet or any more: a plan creates or drops the logical table), or the progress of its
-    subscription: `copying`, `stopped`. `rows` is an estimate. `rf_status` is that of the
+    """One copy of a shard. `state`: `ok`, `away` (the node cannot be reached), `missing` (no table),
+    `pending` (no table yet or any more: a plan creates or drops the logical table), or the progress of
+    its subscription: `copying`, `stopped`. `rows` is an estimate. `rf_status` is that of the
     shard. `pending` is the operation that a running plan makes on it."""
 
     table: str

@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import os
 import stat
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 
 from towpath.core.nodes import Node
-from towpath.errors import ActionFailed, ActionRefused, SecretUnavailable, TimedOut
+from towpath.errors import ActionFailed, SecretUnavailable, TimedOut
 from towpath.operations.executors import ActionContext
-from towpath.tasks.outcomes import Fail
 
 MAX_SECRET = 65_536
 """Bytes of a secret file."""
@@ -24,12 +23,14 @@ HIDDEN = "***"
 
 class Target(msgspec.Struct, frozen=True):
     """The node of an action, the label of the attempt and its timeout in seconds. `labels`: those of the
-    attempts that must not be active while a check runs: the action of the step and its undo."""
+    attempts that must not be active while a check runs: the action of the step and its undo. `repeated`: an
+    earlier attempt may be active."""
 
     node: Node
     label: str
     labels: tuple[str, ...]
     seconds: float | None
+    repeated: bool
 
     @classmethod
     def of(cls, name: str, context: ActionContext) -> Target:
@@ -38,7 +39,7 @@ class Target(msgspec.Struct, frozen=True):
         step = f"{context.plan}/{context.step}"
         labels = (step, f"{step}/undo")
         seconds = node.timeout if context.timeout is None else context.timeout
-        return cls(node, labels[context.undo], labels, seconds)
+        return cls(node, labels[context.undo], labels, seconds, context.undo or context.attempt > 1)
 
     def address(self) -> str:
         """The address. Without one this raises ActionFailed: the settings of another worker may have it."""
@@ -171,12 +172,3 @@ async def time_limit(seconds: float | None) -> AsyncIterator[None]:
         if seconds is None or type(error) is not TimeoutError:
             raise
         raise TimedOut(seconds=seconds) from None
-
-
-@contextlib.contextmanager
-def final_errors() -> Iterator[None]:
-    """Raise ActionRefused as `Fail`: no retry. The other errors follow the policy of the step."""
-    try:
-        yield
-    except ActionRefused as error:
-        raise Fail(str(error)) from error

@@ -14,7 +14,6 @@ from towpath.operations.actions.common import (
     BoundedOutput,
     Credentials,
     Target,
-    final_errors,
     time_limit,
 )
 from towpath.operations.executors import ActionContext
@@ -39,22 +38,20 @@ class HttpExecutor:
     async def run(self, action: Http, node: str, context: ActionContext) -> HttpResult:
         """Send the request. A status that is not in `expect`, by default 2xx, is a failure."""
         target = Target.of(node, context)
-        with final_errors():
-            result = await _response(action, target)
-            expected = result.status in action.expect if action.expect else 200 <= result.status < 300
-            if not expected:
-                again = result.status in AGAIN or result.status >= 500
-                why = f"{action.method} {action.url}: status {result.status}"
-                if tail := result.body.strip()[:MAX_TAIL]:
-                    why += f": {tail}"
-                failure = ActionFailed if again else ActionRefused
-                raise failure(node=target.node.name, why=why, status=result.status)
+        result = await _response(action, target)
+        expected = result.status in action.expect if action.expect else 200 <= result.status < 300
+        if not expected:
+            again = result.status in AGAIN or result.status >= 500
+            why = f"{action.method} {action.url}: status {result.status}"
+            if tail := result.body.strip()[:MAX_TAIL]:
+                why += f": {tail}"
+            failure = ActionFailed if again else ActionRefused
+            raise failure(node=target.node.name, why=why, status=result.status)
         return result
 
     async def answer(self, action: Http, node: str, context: ActionContext) -> Answer:
         """202: running, other 2xx: applied, 404 and 410: not applied, others: unknown."""
-        with final_errors():
-            status = (await _response(action, Target.of(node, context))).status
+        status = (await _response(action, Target.of(node, context))).status
         if status == 202:
             return Answer.RUNNING
         if 200 <= status < 300:

@@ -17,8 +17,10 @@ import msgspec
 from towpath.core.nodes import Node
 from towpath.errors import ActionFailed, ActionRefused
 from towpath.flows.actions import Answer, Shell
-from towpath.operations.actions.common import BoundedOutput, Credentials, Target, final_errors, time_limit
+from towpath.flows.step import WAIT
+from towpath.operations.actions.common import BoundedOutput, Credentials, Target, time_limit
 from towpath.operations.executors import ActionContext
+from towpath.tasks.outcomes import Snooze
 
 STEP_VARIABLE = "TOWPATH_STEP"
 """Environment variable of the command: the label of the step."""
@@ -66,27 +68,30 @@ class ShellExecutor:
     """Shell commands on the machine of the worker."""
 
     async def run(self, action: Shell, node: str, context: ActionContext) -> ShellResult:
-        """The result of a command with exit code 0. Another code is a failure."""
+        """The result of a command with exit code 0. Another code is a failure. While a process of an earlier
+        attempt at the step lives on this machine, the step waits."""
         target = Target.of(node, context)
-        with final_errors():
-            result = await _executed(action, target, target.label)
-            if result.exit_code != 0:
-                raise _failure(action, target, result)
+        if target.repeated and await _is_active(target):
+            raise Snooze(WAIT)
+        result = await _executed(action, target, target.label)
+        if result.exit_code != 0:
+            raise _failure(action, target, result)
         return result
 
     async def answer(self, action: Shell, node: str, context: ActionContext) -> Answer:
-        """Exit code 0: applied, 1: not applied, 75: running, others: unknown."""
-        if await self.running(node, context):
-            return Answer.RUNNING
+        """Exit code 0: applied, 1: not applied, 75: running, others: unknown. While a process of an attempt
+        at the step lives: running."""
         target = Target.of(node, context)
-        with final_errors():
-            result = await _executed(action, target, f"{target.label}/check")
+        if await _is_active(target):
+            return Answer.RUNNING
+        result = await _executed(action, target, f"{target.label}/check")
         return ANSWERS.get(result.exit_code, Answer.UNKNOWN)
 
-    async def running(self, node: str, context: ActionContext) -> bool:
-        """Whether a process of an earlier attempt lives on this machine. False where there is no /proc."""
-        wanted = {f"{STEP_VARIABLE}={label}".encode() for label in Target.of(node, context).labels}
-        return await asyncio.to_thread(_has_process, wanted)
+
+async def _is_active(target: Target) -> bool:
+    """Whether a process of an attempt at the step lives on this machine. False where there is no /proc."""
+    wanted = {f"{STEP_VARIABLE}={label}".encode() for label in target.labels}
+    return await asyncio.to_thread(_has_process, wanted)
 
 
 def _has_process(wanted: set[bytes]) -> bool:
@@ -192,7 +197,10 @@ def _signal_group(group: int, number: int) -> None:
 
 
 def _directory(action: Shell, node: Node) -> str | None:
-    return node.address if action.cwd is None else os.path.join(node.address or "", action.cwd)
+    """The directory of the command. An address for SQL or HTTP is no directory."""
+    address = node.address or ""
+    base = "" if "://" in address or "=" in address else address
+    return os.path.join(base, action.cwd or "") or None
 
 
 def _environment(action: Shell, node: Node, label: str) -> dict[str, str]:

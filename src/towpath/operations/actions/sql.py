@@ -18,8 +18,10 @@ import msgspec
 
 from towpath.errors import ActionFailed, ActionRefused, NodeAway, NodeError, NotInstalled, TimedOut
 from towpath.flows.actions import Answer, Sql
-from towpath.operations.actions.common import Credentials, Target, final_errors, time_limit
+from towpath.flows.step import WAIT
+from towpath.operations.actions.common import Credentials, Target, time_limit
 from towpath.operations.executors import ActionContext
+from towpath.tasks.outcomes import Snooze
 
 if TYPE_CHECKING:
     import psycopg
@@ -41,6 +43,11 @@ _AGAIN = ("08", "40", "53", "57", "58", "XX")
 """Classes of SQLSTATE that another attempt may pass: connection, rollback, resources, operator, system."""
 _AGAIN_CODES = ("55P03", "55006", "25006")
 """lock_not_available, object_in_use, and read_only_sql_transaction of a server that is not promoted yet."""
+_KEEPALIVES = (
+    "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3; "
+    "SET tcp_user_timeout = 30000; SET idle_in_transaction_session_timeout = 60000"
+)
+"""With these the server ends the session of a lost machine."""
 _ACTIVE = """
 SELECT count(*) FROM pg_catalog.pg_stat_activity
 WHERE application_name = ANY(%s) AND pid <> pg_catalog.pg_backend_pid()
@@ -62,33 +69,26 @@ class SqlExecutor:
     """SQL statements on the PostgreSQL server of the node's address."""
 
     async def run(self, action: Sql, node: str, context: ActionContext) -> SqlResult:
-        """Run the statement in a transaction, or with `autocommit` outside of one."""
+        """Run the statement in a transaction, or with `autocommit` outside of one. While an earlier attempt
+        at the step is active on the server, the step waits."""
         target = Target.of(node, context)
-        with final_errors():
-            credentials = Credentials.of(target.node)
-            async with _session(target, target.label, credentials) as connection:
-                rows, result = await _executed(connection, action, target, credentials)
+        credentials = Credentials.of(target.node)
+        async with _session(target, target.label, credentials) as connection:
+            if target.repeated and await _is_active(connection, target):
+                raise Snooze(WAIT)
+            rows, result = await _executed(connection, action, target, credentials)
         return SqlResult(rows, *result)
 
     async def answer(self, action: Sql, node: str, context: ActionContext) -> Answer:
         """The first column of the first row: true: applied, false: not applied, null: unknown; without a row:
         not applied. While an attempt at the step is active on the server: running."""
         target = Target.of(node, context)
-        with final_errors():
-            credentials = Credentials.of(target.node)
-            async with _session(target, f"{target.label}/check", credentials) as connection:
-                if await _is_active(connection, target):
-                    return Answer.RUNNING
-                _, (_, first, _) = await _executed(connection, action, target, credentials)
+        credentials = Credentials.of(target.node)
+        async with _session(target, f"{target.label}/check", credentials) as connection:
+            if await _is_active(connection, target):
+                return Answer.RUNNING
+            _, (_, first, _) = await _executed(connection, action, target, credentials)
         return _answer_of(first)
-
-    async def running(self, node: str, context: ActionContext) -> bool:
-        """Whether a session of an earlier attempt is active on the server."""
-        target = Target.of(node, context)
-        with final_errors():
-            credentials = Credentials.of(target.node)
-            async with _session(target, f"{target.label}/check", credentials) as connection:
-                return await _is_active(connection, target)
 
 
 _Rows = tuple[tuple[str, ...], tuple[tuple[Any, ...], ...], bool]
@@ -165,16 +165,16 @@ async def _is_active(connection: Connection, target: Target) -> bool:
     return row is not None and row[0] > 0
 
 
+def _session_settings(seconds: float | None) -> str:
+    limit = 0 if seconds is None else max(1, round(seconds * SERVER_SHARE * 1000))
+    return f"{_KEEPALIVES}; SET statement_timeout = {limit}; SET lock_timeout = {limit}"
+
+
 async def _executed(
     connection: Connection, action: Sql, target: Target, credentials: Credentials
 ) -> tuple[int, _Rows]:
     async def work() -> tuple[int, _Rows]:
-        if target.seconds is not None:
-            limit = f"{max(1, round(target.seconds * SERVER_SHARE * 1000))}ms"
-            await connection.execute(
-                "SELECT set_config('statement_timeout', %s, false), set_config('lock_timeout', %s, false)",
-                (limit, limit),
-            )
+        await connection.execute(_session_settings(target.seconds))
         # Without parameters a % has no meaning, and several statements are allowed.
         params = tuple(action.params) or None
         async with contextlib.AsyncExitStack() as stack:
@@ -189,7 +189,9 @@ async def _executed(
         first, cut = _bounded_rows(found, target.node.max_output, credentials)
         return rows, (columns, first, cut or rows > len(first) > 0)
 
-    return await _bounded(connection, work(), target.seconds)
+    # The server ends the statement, and the worker the step; this is the net.
+    limit = None if target.seconds is None else target.seconds + CANCEL_SECONDS
+    return await _bounded(connection, work(), limit)
 
 
 def _bounded_rows(
