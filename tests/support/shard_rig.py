@@ -304,6 +304,7 @@ def normaliser(roles: dict[str, str]) -> Callable[[str], str]:
             text = re.sub(rf"_{node}(?![a-z0-9])", f"_<{role}>", text)
         text = re.sub(r"_g\d+_", "_g#_", text)
         text = re.sub(r"move-\d+", "move-#", text)
+        text = re.sub(r"df -Pk [^']*", "df -Pk ...", text)
         text = re.sub(r"CONNECTION '[^']*'", "CONNECTION '...'", text)
         return re.sub(r"'\d+'::oid", "'#'::oid", text)
 

@@ -172,8 +172,12 @@ def session(cluster: Cluster, work: Work, node: str | None = None, part: str = "
     with cluster.nodes.connect(target, autocommit=True, **settings) as connection:
         connection.prepare_threshold = None
         opened = NodeSession(target, connection, cluster.limit, is_active)
-        opened.end_predecessors(_application_name(work, target, part))
-        yield opened
+        try:
+            opened.end_predecessors(_application_name(work, target, part))
+            yield opened
+        finally:
+            # At the end of its block psycopg would send COMMIT or ROLLBACK, and wait for the answer for ever.
+            connection.close()
 
 
 def _application_name(work: Work, node: str, part: str) -> str:

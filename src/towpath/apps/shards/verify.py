@@ -57,7 +57,8 @@ class KeyColumns(msgspec.Struct, frozen=True):
     types: tuple[str, ...]
 
     def listed(self) -> sql.Composed:
-        return sql.SQL(", ").join(map(sql.Identifier, self.names))
+        """The columns of the table `x`. An unqualified name would be that of the result, which is text."""
+        return sql.SQL(", ").join(sql.Identifier("x", name) for name in self.names)
 
     def as_text(self) -> sql.Composed:
         return sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(name)) for name in self.names)
@@ -124,7 +125,7 @@ class Comparison:
     def _bound(self, after: Key | None, chunk: int) -> Key | None:
         rows = self._source.run(
             compose(
-                "SELECT {text} FROM {table} WHERE {within} ORDER BY {key} OFFSET {skipped} LIMIT 1",
+                "SELECT {text} FROM {table} AS x WHERE {within} ORDER BY {key} OFFSET {skipped} LIMIT 1",
                 text=self._key.as_text(),
                 table=self._table,
                 within=self._range(after, None),
