@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 
 _BASE = "errors clock events escapes"
+_OBSERVE = f"observe {_BASE}"
 _DRIVER = "ledger ledger.sql core errors clock escapes"
 
 # Rooms -> the rooms that they may import, besides themselves. The room "towpath" is the public surface,
@@ -31,10 +32,7 @@ ROOMS: Sequence[tuple[str, str]] = (
     ("ledger.sqlite ledger.postgres", f"{_DRIVER} ledger.tables"),
     ("observe runtime", f"core ledger fleet {_BASE}"),
     ("tasks", f"core ledger fleet runtime observe {_BASE}"),
-    (
-        "queues operations",
-        f"core ledger fleet flows ledger.tables runtime tasks queues settings observe {_BASE}",
-    ),
+    ("queues operations", f"core ledger fleet flows ledger.tables runtime tasks queues settings {_OBSERVE}"),
     ("fleet flows", "core ledger errors escapes"),
     ("app towpath", f"core ledger runtime tasks queues operations flows settings commands app {_BASE}"),
     ("http", f"app queues flows core ledger ledger.remote runtime tasks observe {_BASE}"),
@@ -109,11 +107,9 @@ WALL_CLOCK = frozenset(
 )
 
 MOST_LINES, WALL_OF_LINES = 500, 600
-MAY_BE_LONG: Mapping[str, int] = {
-    "towpath.ledger.model": 970,
-}
+MAY_BE_LONG: Mapping[str, int] = {"towpath.ledger.model": 970, "towpath.errors": WALL_OF_LINES}
 """Modules allowed to pass 500 lines, and how far. The model is one file on purpose: it is read from top to
-bottom."""
+bottom. So is the tree of errors."""
 MOST_FUNCTION_LINES = 60
 MOST_PUBLIC_METHODS = 18
 _LEDGERS = ("memory.ledger.MemoryLedger", "model.ModelLedger", "remote.ledger.RemoteLedger")
@@ -125,8 +121,7 @@ MAY_BE_WIDE: Mapping[str, int] = {
 """Classes with more public methods: the one door for users, and the methods of the ledger protocol."""
 MOST_PARAMETERS = 7
 MOST_FILES = 300
-"""Of the package without testing/ and contrib/: 150 after the files were put in order, 12 for what came later
-(hooks, job log, discovery, mistakes, history, completion, debug, receipts), then HTTP, plans and shards."""
+"""Of the package without testing/ and contrib/: 162 before the HTTP server, plans and shards."""
 MOST_FILES_AT_THE_TOP = 10
 MOST_ROWS = 16
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -131,12 +132,29 @@ def test_options_of_a_command(queue: CommandQueue) -> None:
         queue.add("n1", "A", "UNDO A", "g", retires=3)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("id", ["other/c1", "g/c2", "g/c9", "c1", "", 3])
+@pytest.mark.parametrize("id", ["other/c1", "g/c2", "g/c9", "c1", ""])
 def test_a_command_waits_only_for_commands_of_its_group(queue: CommandQueue, id: str) -> None:
     queue.add("n1", "A", "UNDO A", "g")
     queue.add("n1", "A", "UNDO A", "other")
     with pytest.raises(InvalidInput, match="the id of a command"):
         queue.set_wait_for([id]).add("n1", "B", "UNDO B", "g")
+
+
+def test_a_wrong_value_is_refused_when_it_is_added(queue: CommandQueue) -> None:
+    wrong: Any = queue
+    calls: list[Callable[[], object]] = [
+        lambda: wrong.add("no node", "A", "UNDO A", "g"),
+        lambda: wrong.add("n1", 3, "UNDO A", "g"),
+        lambda: wrong.add("n1", "A", 3, "g"),
+        lambda: wrong.add("n1", "A", "UNDO A", "g/h"),
+        lambda: wrong.add("n1", "A", "UNDO A", "g", timeout=-1),
+        lambda: wrong.set_wait_for(None),
+        lambda: wrong.set_wait_for([3]),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidInput):
+            call()
+    assert queue.pending_count() == 0
 
 
 def test_a_submitted_group_is_closed(queue: CommandQueue) -> None:

@@ -67,7 +67,7 @@ class World:
             else:
                 name = f"s{n}"
                 node = f"n{chance.randrange(4)}"
-                options = {"locks": ["l"]} if chance.random() < 0.2 else {}
+                locks = ["l"] if chance.random() < 0.2 else []
                 built.step(
                     name,
                     node,
@@ -75,7 +75,7 @@ class World:
                     undo=self.undo.of(name),
                     after=after,
                     retry=StepRetry(attempts=1),
-                    **options,  # type: ignore[typeddict-item]
+                    locks=locks,
                 )
                 names.append(name)
         self.fault = chance.choice([name for name in names[size // 2 :] if name.startswith("s")])

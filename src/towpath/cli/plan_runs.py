@@ -176,7 +176,7 @@ def watch(session: Session, /, plan: str) -> int:
     """Show the progress of a plan until it has ended. Ctrl-C leaves; the plan goes on."""
     with open_plan(session, plan) as (app, handle):
         try:
-            status, code = _waited(session, app, handle, _Asked(), None), None
+            status, code = _waited(session, app, handle, _StopSignals(), None), None
         except KeyboardInterrupt:
             status, code = handle.status(), LEFT
         failed = failed_steps(handle, status)
@@ -193,7 +193,7 @@ def _print_end(session: Session, status: PlanStatus, failed: Sequence[StepStatus
 # Waiting
 
 
-class _Asked:
+class _StopSignals:
     """The stop signals that have arrived."""
 
     def __init__(self) -> None:
@@ -210,8 +210,8 @@ class _Asked:
 
 
 @contextmanager
-def _signals() -> Iterator[_Asked]:
-    asked = _Asked()
+def _signals() -> Iterator[_StopSignals]:
+    asked = _StopSignals()
     before = {number: signal.signal(number, asked.on_signal) for number in STOP_SIGNALS}
     try:
         yield asked
@@ -221,7 +221,7 @@ def _signals() -> Iterator[_Asked]:
 
 
 def _waited(
-    session: Session, app: App, handle: PlanHandle, asked: _Asked, timeout: float | None
+    session: Session, app: App, handle: PlanHandle, asked: _StopSignals, timeout: float | None
 ) -> PlanStatus:
     """Wait until the plan has ended; after a signal or the timeout abort it once, and wait on."""
     end = None if timeout is None else time.monotonic() + timeout

@@ -13,15 +13,16 @@ own."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Protocol, Self, TypedDict, Unpack
 
 import msgspec
 
+from towpath.core import checks
 from towpath.errors import InvalidInput
 from towpath.flows.actions import Action, Sql, action_of, action_text
-from towpath.flows.plan import Plan, Step, StepKind, StepRetry
+from towpath.flows.plan import Plan, Step, StepKind, StepRetry, step_name
 
 DRAFT = "draft"
 """The state of a command whose group was not submitted."""
@@ -110,17 +111,6 @@ class QueuedCommand(msgspec.Struct, frozen=True):
         return self.state not in ("done", "failed", "canceled")
 
 
-class _Added(msgspec.Struct, frozen=True):
-    """A command of a draft."""
-
-    name: str
-    node: str
-    action: Action
-    undo: Action | None
-    wait_for: tuple[str, ...]
-    options: Mapping[str, Any]
-
-
 class CommandQueue:
     """Not safe for several threads: each builds its groups with a queue of its own.
 
@@ -139,7 +129,7 @@ class CommandQueue:
         work: Callable[[str], object] | None = None,
     ) -> None:
         self._plans, self._name, self._action, self._work = plans, name, action, work
-        self._drafts: dict[str, list[_Added]] = {}
+        self._drafts: dict[str, list[Step]] = {}
         self._wait_for: tuple[str, ...] = ()
         self._unnamed = ""
 
@@ -156,7 +146,7 @@ class CommandQueue:
         """Add a command to a group and return its id. An empty rollback is none. The command waits for the
         commands of the last `set_wait_for`."""
         plan = self._group(group)
-        draft = self._drafts.setdefault(plan, [])
+        draft = self._drafts.get(plan, [])
         unknown = set(options) - CommandOptions.__annotations__.keys()
         if unknown:
             raise InvalidInput(field="option", value=min(unknown), expected="an option of a command")
@@ -165,21 +155,21 @@ class CommandQueue:
             fields["check"] = self._act(fields["check"], "check")
         if "rollback_wait_for" in fields:
             fields["rollback_after"] = self._names("rollback_wait_for", fields.pop("rollback_wait_for"), plan)
-        added = _Added(
-            name=f"c{len(draft) + 1}",
-            node=node,
-            action=self._act(command, "command"),
+        step = Step(
+            f"c{len(draft) + 1}",
+            node,
+            self._act(command, "command"),
             undo=None if rollback is None or rollback == "" else self._act(rollback, "rollback"),
-            wait_for=self._names("wait_for", self._wait_for, plan),
-            options=fields,
+            after=self._names("wait_for", self._wait_for, plan),
+            **fields,
         )
-        draft.append(added)
-        return f"{plan}/{added.name}"
+        self._drafts.setdefault(plan, draft).append(step)
+        return f"{plan}/{step.name}"
 
     def set_wait_for(self, ids: str | Iterable[str]) -> Self:
         """The commands that are added from now on wait for all of these commands. The highest id alone is not
         enough: on several nodes it may be done first."""
-        self._wait_for = (ids,) if isinstance(ids, str) else tuple(ids)
+        self._wait_for = (ids,) if isinstance(ids, str) else checks.all_of("wait_for", ids, str)
         return self
 
     def reset_wait_for(self) -> Self:
@@ -235,7 +225,7 @@ class CommandQueue:
             return [_shown(group, step, None) for step in _steps(self._drafts[group])]
         found = self._plans.get(group)
         views = {view.name: view for view in found.steps()}
-        steps = sorted(found.plan().steps, key=lambda step: int(step.name[1:]))
+        steps = sorted(found.plan().steps, key=lambda step: _number(step.name))
         return [_shown(group, step, views.get(step.name)) for step in steps]
 
     def commands_for_node(self, node: str) -> list[QueuedCommand]:
@@ -292,40 +282,42 @@ class CommandQueue:
         return tuple(found)
 
     def _group(self, group: str | None) -> str:
-        if group:
+        if group is not None and group != "":
+            step_name("group", group)
             return group
         self._unnamed = self._unnamed or f"{self._name}-{uuid.uuid4().hex[:8]}"
         return self._unnamed
 
 
-def _steps(added: list[_Added]) -> Iterator[Step]:
+def _steps(added: list[Step]) -> Iterator[Step]:
     """The steps of a group: reversible up to the first command without a rollback, the pivot, then
     forward."""
-    pivot: str | None = None
+    pivot: int | None = None
     waited_for: set[str] = set()
-    for n, command in enumerate(added):
-        after = set(command.wait_for)
-        kind = StepKind.REVERSIBLE if pivot is None else StepKind.FORWARD
-        if pivot is None and command.undo is None:
-            kind, pivot = StepKind.PIVOT, command.name
+    for n, step in enumerate(added):
+        after = set(step.after)
+        if pivot is None and step.undo is None:
+            pivot = n
             after |= {other.name for other in added[:n] if other.name not in waited_for}
-        elif pivot is not None and not any(int(name[1:]) >= int(pivot[1:]) for name in after):
-            after.add(pivot)
+            yield _never_undone(step, StepKind.PIVOT, after)
+        elif pivot is None:
+            yield step
+        else:
+            if all(_number(name) <= pivot for name in after):
+                after.add(added[pivot].name)
+            yield _never_undone(step, StepKind.FORWARD, after)
         waited_for |= after
-        undone = kind is StepKind.REVERSIBLE
-        yield Step(
-            command.name,
-            command.node,
-            command.action,
-            undo=command.undo if undone else None,
-            after=tuple(after),
-            kind=kind,
-            **{name: value for name, value in command.options.items() if undone or name not in _UNDONE},
-        )
 
 
-_UNDONE = ("undo_destroys", "rollback_after")
-"""Options of commands that are rolled back."""
+def _never_undone(step: Step, kind: StepKind, after: set[str]) -> Step:
+    return msgspec.structs.replace(
+        step, kind=kind, after=tuple(after), undo=None, undo_destroys=(), rollback_after=None
+    )
+
+
+def _number(name: str) -> int:
+    """The number of the command `c<number>`, from 1."""
+    return int(name[1:])
 
 
 def _shown(group: str, step: Step, view: CommandState | None) -> QueuedCommand:

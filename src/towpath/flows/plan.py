@@ -210,13 +210,13 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
         return resolved_steps(self.steps)
 
     def __str__(self) -> str:
-        on = f" on {len(self.nodes)} nodes" if self.nodes else ""
-        lines = [f"plan {self.name}: {len(self.steps)} steps{on}, {self.content_hash[:12]}"]
+        on = f" on {counted(len(self.nodes), 'node')}" if self.nodes else ""
+        lines = [f"plan {self.name}: {counted(len(self.steps), 'step')}{on}, {self.content_hash[:12]}"]
         if self.description:
             lines.append(f"  {escape(self.description)}")
         lines += [_line(step) for step in self.steps[:SHOWN]]
         if (more := len(self.steps) - SHOWN) > 0:
-            lines.append(f"  and {more} more steps")
+            lines.append(f"  and {counted(more, 'more step')}")
         return "\n".join(lines)
 
 
@@ -263,6 +263,10 @@ def _line(step: Step) -> str:
     if step.action is not None:
         line += f": {escape(action_text(step.action))}"
     return f"{line}; undo: {escape(action_text(step.undo))}" if step.undo is not None else line
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def step_name(field: str, value: object) -> None:

@@ -163,9 +163,9 @@ def _locked(run: tuple[Step, ...], undo: dict[str, list[str]]) -> Iterator[str]:
     graph = reverse(undo)
     firsts = {key: [before] for key, (_, before, _) in pairs.items()}
     seconds = {key: [behind] for key, (_, _, behind) in pairs.items()}
-    for key, before, behind in not_behind(graph, topological(graph), firsts, seconds):
-        lock = pairs[key][0]
-        yield f"the rollback of step {before} must wait for that of step {behind}: both have the lock {lock}"
+    for key, _, _ in not_behind(graph, topological(graph), firsts, seconds):
+        lock, first, second = pairs[key]
+        yield f"the rollback of step {first} must wait for that of step {second}: both have the lock {lock}"
 
 
 def _destroyed(steps: dict[str, Step], run: tuple[Step, ...], undo: dict[str, list[str]]) -> Iterator[str]:
