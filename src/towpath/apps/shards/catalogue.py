@@ -72,9 +72,6 @@ class PendingChange(msgspec.Struct, frozen=True):
         )
 
 
-Pending = PendingChange
-
-
 class TableRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A logical table. `shards[i]` is the placement of shard i of a hash partitioning with
     `len(shards)` remainders. `nodes` have the logical table. `constraints` are the definitions of PRIMARY

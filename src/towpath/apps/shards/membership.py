@@ -9,7 +9,7 @@ import msgspec
 
 from towpath import Fail
 from towpath.apps.shards import names, schema, tables
-from towpath.apps.shards.catalogue import Pending, TableRecord
+from towpath.apps.shards.catalogue import PendingChange, TableRecord
 from towpath.apps.shards.copying import LOCK_TIMEOUT, nothing
 from towpath.apps.shards.inventory import relations
 from towpath.apps.shards.plans import step
@@ -21,7 +21,7 @@ from towpath.flows.plan import Plan, Step, StepKind
 
 def begin_change(cluster: Cluster, work: Work) -> None:
     """Store the pending change of the plan in the record of the table."""
-    cluster.catalogue.begin(work.table, msgspec.convert(work.more["pending"], Pending, strict=False))
+    cluster.catalogue.begin(work.table, msgspec.convert(work.more["pending"], PendingChange, strict=False))
 
 
 def may_leave(cluster: Cluster, work: Work) -> None:
@@ -74,7 +74,7 @@ MAY_LEAVE = routine("may-leave", may_leave, undo=nothing)
 LEAVE = routine("leave", leave)
 
 
-def begin_step(record: TableRecord, pending: Pending, node: str, **more: Any) -> Step:
+def begin_step(record: TableRecord, pending: PendingChange, node: str, **more: Any) -> Step:
     """The first step of a plan: store its pending change, under the lock of the table."""
     given = {"pending": msgspec.to_builtins(pending.made_for(record), str_keys=True)}
     work = Work(table=record.table, plan=pending.plan, node=node, more=given)
@@ -86,7 +86,7 @@ def join_plan(record: TableRecord, nodes: Sequence[str], plan: str, operation: s
     known = [node for node in nodes if node in record.nodes]
     if known or not nodes:
         raise InvalidInput(field="nodes", value=list(nodes), expected=f"nodes other than {record.nodes}")
-    pending = Pending(plan, operation, add_nodes=tuple(sorted(nodes)))
+    pending = PendingChange(plan, operation, add_nodes=tuple(sorted(nodes)))
     steps = [begin_step(record, pending, nodes[0])]
     for node in nodes:
         work = Work(table=record.table, plan=plan, node=node)
@@ -108,7 +108,7 @@ def leave_plan(record: TableRecord, nodes: Sequence[str], plan: str, operation: 
     stay = [node for node in record.nodes if node not in nodes]
     if not stay or not {*nodes} <= {*record.nodes}:
         raise InvalidInput(field="nodes", value=list(nodes), expected=f"some of {record.nodes}, not all")
-    pending = Pending(plan, operation, remove_nodes=tuple(sorted(nodes)))
+    pending = PendingChange(plan, operation, remove_nodes=tuple(sorted(nodes)))
     steps = [begin_step(record, pending, stay[0])]
     works = [Work(table=record.table, plan=plan, node=node) for node in nodes]
     steps += [step(MAY_LEAVE, f"may-leave-{each.node}", each, after=["begin"]) for each in works]

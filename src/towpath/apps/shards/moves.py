@@ -13,7 +13,7 @@ import msgspec
 
 from towpath import Exponential
 from towpath.apps.shards import copying, cutover, membership, replicas, tables
-from towpath.apps.shards.catalogue import Pending, Shard, TableRecord
+from towpath.apps.shards.catalogue import PendingChange, Shard, TableRecord
 from towpath.apps.shards.plans import step
 from towpath.apps.shards.routines import Routine, Work
 from towpath.errors import InvalidInput
@@ -87,7 +87,7 @@ def shard_plan(
     if not wanted or len(set(wanted)) != len(wanted) or not {*wanted} <= {*record.nodes}:
         raise InvalidInput(field="wanted", value=wanted, expected="different nodes of the table")
     change = _Change(record, shard, placed, next_shard(placed, wanted), plan, keep_old)
-    pending = Pending(plan, operation, shards={shard: change.new})
+    pending = PendingChange(plan, operation, shards={shard: change.new})
     begin = membership.begin_step(record, pending, wanted[0], retry=RETRY)
     same = change.new.primary == placed.primary
     steps = (begin, *change.copies(), *(change.swap() if same else change.hand_over()))

@@ -13,7 +13,7 @@ from psycopg import sql
 
 from towpath import Exponential, Fail
 from towpath.apps.shards import copying, cutover, names, replication, schema, tables
-from towpath.apps.shards.catalogue import Pending, Shard, TableRecord
+from towpath.apps.shards.catalogue import PendingChange, Shard, TableRecord
 from towpath.apps.shards.copying import LOCK_TIMEOUT, kind_of, table_of
 from towpath.apps.shards.membership import begin_step
 from towpath.apps.shards.nodes import NodeAway
@@ -199,7 +199,7 @@ def promote_plan(record: TableRecord, lost: str, chosen: Mapping[int, str], plan
         elif lost in shard.nodes:
             shards[number] = Shard(left, shard.generation)
     stay = [node for node in record.nodes if node != lost]
-    pending = Pending(plan, "promote", shards=shards, remove_nodes=(lost,))
+    pending = PendingChange(plan, "promote", shards=shards, remove_nodes=(lost,))
     base = Work(table=record.table, plan=plan, node=stay[0], peer=lost)
     steps = [
         begin_step(record, pending, stay[0]),
