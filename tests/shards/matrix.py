@@ -82,7 +82,7 @@ def cases_of(rig: Rig) -> list[Case]:
 def run(servers: dict[str, Server], folder: Path, part: tuple[int, int], output: Path) -> None:
     """Run the cases of one part; append each outcome to the file as a line of JSON."""
     with fresh(servers, folder) as rig:
-        cases = cases_of(rig)
+        cases = sorted(cases_of(rig), key=is_read)
     todo = [
         (case, fault) for number, case in enumerate(cases) if number % part[1] == part[0] for fault in FAULTS
     ]

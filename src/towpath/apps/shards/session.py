@@ -118,7 +118,7 @@ class NodeSession:
         endless: bool = False,
     ) -> list[tuple[Any, ...]]:
         with self.bounded(limit, endless):
-            query = statement if isinstance(statement, sql.Composable) else sql.SQL(statement)  # type: ignore[arg-type]
+            query = statement if isinstance(statement, sql.Composable) else sql.SQL(statement)
             cursor = self._connection.execute(query.as_bytes(self._connection), params or None)
             return cursor.fetchall() if cursor.description else []
 
