@@ -16,7 +16,7 @@ PG_BINDIRS ?= $(wildcard /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /opt/homebre
 SCRATCH ?= $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'END { print ($$4 > 4000000) }')" = 1 ] && echo /dev/shm || echo $${TMPDIR:-/tmp})
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-churn bench-flow bench-plans bench-recovery bench-server rivals docs soak-memory soak-bodies soak-sqlite soak-postgres soak-server test-postgres-versions fuzz chaos reference clean
+.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-churn bench-flow bench-plans bench-recovery bench-server rivals docs soak-memory soak-bodies soak-sqlite soak-postgres soak-server test-postgres-versions fuzz chaos shards-matrix reference clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -101,6 +101,9 @@ test-postgres-versions: $(VENV)/.dev ## the tests on PostgreSQL, once with the w
 
 chaos: $(VENV)/.dev ## kills, freezes, power cuts, full disks and damage on SQLite and PostgreSQL, audited (ARGS="--seconds 60 --backend sqlite --only kill")
 	$(BIN)/python -m tests.chaos $(ARGS)
+
+shards-matrix: $(VENV)/.dev ## every statement of a shard move x every fault; writes docs/shards-fault-matrix.md (about an hour)
+	TMPDIR=$(SCRATCH) $(BIN)/python -m tests.shards.matrix $(ARGS)
 
 fuzz: $(VENV)/.package ## random histories, each ledger against the model (SEEDS=, STEPS=)
 	$(BIN)/python -m towpath.testing.histories --seeds $(SEEDS) --steps $(STEPS)

@@ -74,7 +74,7 @@ MAY_IMPORT_LATE: Mapping[str, Sequence[str]] = {
 PACKAGES: Mapping[str, Sequence[str]] = {
     "msgspec": [room for room in MAY_IMPORT if room not in ("towpath", "commands", *_BASE.split())],
     "apsw": ("ledger.sqlite", "testing"),
-    "psycopg": ("ledger.postgres", "operations", "testing"),
+    "psycopg": ("ledger.postgres", "operations", "apps", "testing"),
     "psycopg_pool": ("ledger.postgres",),
     "obstore": ("ledger.objects",),
     "cronsim": ("core",),
@@ -120,8 +120,8 @@ MAY_BE_WIDE: Mapping[str, int] = {
 }
 """Classes with more public methods: the one door for users, and the methods of the ledger protocol."""
 MOST_PARAMETERS = 7
-MOST_FILES = 295
-"""Of the package without testing/ and contrib/: 162 before the HTTP server and plans, which have the rest."""
+MOST_FILES = 300
+"""Of the package without testing/ and contrib/: 162 before the HTTP server, plans and shards."""
 MOST_FILES_AT_THE_TOP = 10
 MOST_ROWS = 16
 

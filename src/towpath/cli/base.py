@@ -472,6 +472,7 @@ COMMANDS = {
     "groups": ("groups:groups", "List, show, pause, abort and retry groups."),
     "plan": ("plans:plan", "Run plans: steps on many nodes, with dependencies and rollback."),
     "schedules": ("schedules:schedules", "List, change and trigger schedules of repeated jobs."),
+    "shards": ("shards:shards", "Split tables over several PostgreSQL servers."),
     "backup": ("maintenance:backup", "Copy the ledger to a new file while workers run."),
     "ledger": (
         "maintenance:ledger",
