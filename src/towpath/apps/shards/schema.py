@@ -129,18 +129,17 @@ def drop_hash_check(record: TableRecord, shard: int) -> Composed:
 
 def guard(record: TableRecord, shard: int) -> list[Composed]:
     """Refuse the writes of ordinary sessions to a copy that is not the primary. The apply worker of a
-    subscription has `session_replication_role = replica`, for which the trigger does not fire. A trigger for
-    each row would make the copy of a subscription insert row by row."""
-    return [
-        SQL(
-            "CREATE OR REPLACE TRIGGER {} BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON {}"
-            " FOR EACH STATEMENT EXECUTE FUNCTION {}()"
-        ).format(
-            Identifier(names.GUARD),
-            relation(names.shard_table(record.table, shard)),
-            relation(names.GUARD),
-        )
-    ]
+    subscription has `session_replication_role = replica`, for which the trigger does not fire."""
+    return [guard_table(relation(names.shard_table(record.table, shard)))]
+
+
+def guard_table(table: Composable) -> Composed:
+    """Refuse writes to a table by its name. A trigger for each row would make the copy of a subscription
+    insert row by row. Writes through a parent do not fire the trigger of its partition."""
+    return SQL(
+        "CREATE OR REPLACE TRIGGER {} BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON {}"
+        " FOR EACH STATEMENT EXECUTE FUNCTION {}()"
+    ).format(Identifier(names.GUARD), table, relation(names.GUARD))
 
 
 def unguard(record: TableRecord, shard: int) -> list[Composed]:
