@@ -58,7 +58,7 @@ def test_histories_go_everywhere() -> None:
     answers: set[tuple[str, str]] = set()
     states: set[tuple[State, Reason]] = set()
     ends: set[State | None] = set()
-    for seed in range(20):
+    for seed in range(40):
         moves, ledger, now = Moves(random.Random(seed)), MemoryLedger(), START
         for _ in range(150):
             now += moves.step()

@@ -59,6 +59,8 @@ PATTERNS = (*QUEUES, "*", "a/*", "*x", "nowhere")
 WANTED = (*PATTERNS, "plain,a/y,plain", "b/*,plain")
 PARTS = ("p", "r", "s")
 KEYS = ("k", "l", "m")
+PARENTS = ("u", "v")
+GENERATIONS = (0, 1, 2)
 NOTES = ("n", "o")
 TOKENS = ("0", "1", "2")
 OWNERS = ("w1", "w2")
@@ -156,6 +158,9 @@ class Draws:
             fields["headers"] = {"h": chance.choice("12")}
             fields["kind"] = chance.choice(("mail", "copy"))
             fields["correlation_id"] = chance.choice(("c", "d"))
+        if self._maybe(0.2):
+            fields["parent"] = chance.choice(PARENTS)
+            fields["generation"] = chance.choice(GENERATIONS)
         return Spec(**fields)
 
     def _after(self, peers: Sequence[str]) -> After:
@@ -200,6 +205,10 @@ class Draws:
             fields["group"] = self._group()
         if self._maybe(0.15):
             fields["states"] = self._some(tuple(State), 3)
+        if self._maybe(0.1):
+            fields["parent"] = self.chance.choice(PARENTS)
+        if self._maybe(0.05):
+            fields["generation"] = self.chance.choice(GENERATIONS)
         return Selector(**fields) if fields else Selector(queue=self.chance.choice(QUEUES))
 
 

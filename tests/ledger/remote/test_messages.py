@@ -32,7 +32,7 @@ from towpath.ledger.remote.messages import (
 from towpath.testing.clock import START
 from towpath.testing.moves import Moves
 
-FINGERPRINTS = {1: "b0e1da2e08989da7"}
+FINGERPRINTS = {1: "76e6f35d2c226364"}
 """Format -> fingerprint of the types in requests and responses."""
 PARSERS: tuple[Callable[[bytes], object], ...] = (
     messages.apply_request,

@@ -275,7 +275,9 @@ def find(db: apsw.Connection, query: Query, limit: int) -> list[Job]:
 
 def _index(query: Query) -> str:
     """The index for failed or running jobs, which are few among many. Without it SQLite scans the whole table
-    in the order of the result."""
+    in the order of the result. An index on a group, parent, key or correlation id is smaller."""
+    if query.group or query.parent or query.key or query.correlation_id:
+        return ""
     if query.states == (State.FAILED,):
         return "INDEXED BY towpath_job_failed"
     return "INDEXED BY towpath_job_leased" if query.states == (State.RUNNING,) else ""

@@ -17,6 +17,7 @@ from towpath.core.edges import Edge, EdgePage, EdgePosition, EdgeQuery, edge_pag
 from towpath.core.explain import AHEAD, SHOWN, Explanation, JobFacts, explain
 from towpath.core.ids import prefix_range, short_seq
 from towpath.core.job import Job, Reason, State
+from towpath.core.selection import JobConditions
 from towpath.core.views import (
     AttemptRecord,
     Counts,
@@ -85,33 +86,28 @@ class Conditions:
     def match(self, selector: Selector) -> None:
         if selector.ids:
             self.ids(selector.ids)
-        self.queue(selector.queue)
-        self.equal(part=selector.part, group=selector.group, key=selector.key, kind=selector.kind)
-        self.states(selector.states)
-        if selector.created_before is not None:
-            self.add("j.created_at < ?", selector.created_before)
+        self._shared(selector)
         if selector.finished_before is not None:
             self.add("j.finished_at < ?", selector.finished_before)
 
     def ask(self, query: Query) -> None:
-        self.queue(query.queue)
-        self.equal(
-            part=query.part,
-            kind=query.kind,
-            group=query.group,
-            key=query.key,
-            owner=query.owner,
-            correlation_id=query.correlation_id,
-        )
-        self.states(query.states)
+        self._shared(query)
+        self.equal(owner=query.owner, correlation_id=query.correlation_id)
         if query.created_from is not None:
             self.add("j.created_at >= ?", query.created_from)
-        if query.created_before is not None:
-            self.add("j.created_at < ?", query.created_before)
         if query.header is not None:
             self.header(*query.header)
         if query.page is not None:
             self.add("j.seq > ?" if query.oldest_first else "j.seq < ?", page_seq(query.page))
+
+    def _shared(self, given: JobConditions) -> None:
+        self.queue(given.queue)
+        self.equal(part=given.part, group=given.group, parent=given.parent, key=given.key, kind=given.kind)
+        if given.generation is not None:
+            self.add("j.generation = ?", given.generation)
+        self.states(given.states)
+        if given.created_before is not None:
+            self.add("j.created_at < ?", given.created_before)
 
     @property
     def sql(self) -> str:

@@ -1,0 +1,1 @@
+-- Reserved for the branch l1, which is merged first.
