@@ -162,7 +162,7 @@ def test_a_name_that_is_not_there() -> None:
         from towpath import Nothing  # type: ignore[attr-defined]  # noqa: F401
 
 
-LANGUAGE = ("towpath.core.blobs", "towpath.core.commands", "towpath.core.results")
+LANGUAGE = tuple(f"towpath.core.{name}" for name in ("blobs", "commands", "results", "selection"))
 OUTCOMES = ["Outcome", *(each.__name__ for each in job.Outcome.__args__)]
 READS = {
     **dict.fromkeys(

@@ -15,7 +15,7 @@ from typing import Final
 from towpath.clock import Clock
 from towpath.core.checks import SECOND
 from towpath.core.commands import Claimed, Note, Noted, Upkeep, Upkept
-from towpath.core.depths import KEY, Alarm, depths_of
+from towpath.core.depths import DEPTHS, Alarm
 from towpath.errors import LedgerClosed, NoteConflict, TowpathError
 from towpath.escapes import get_logger
 from towpath.events import Bus, CaretakerElected, QueueDeep
@@ -421,7 +421,7 @@ class DepthMonitor:
         if self._checked_at <= now < self._checked_at + self._pause:
             return self._next
         self._checked_at, self._pause, self._next = now, DEPTH_CHECK, now + DEPTH_CHECK
-        limits = depths_of(self._ledger.note(KEY))
+        limits = DEPTHS.all(self._ledger)
         if not limits:
             self._alarm = Alarm()
             self._pause, self._next = (
