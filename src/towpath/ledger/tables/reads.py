@@ -247,7 +247,7 @@ def note(db: Db, key: str, now: int) -> NoteView | None:
     return None if row is None else NoteView(*row)
 
 
-def notes(db: Db, query: NoteQuery, now: int) -> NotePage:
+def notes(db: Db, query: NoteQuery, now: int | None) -> NotePage:
     bounds = (query.prefix, query.after, prefix_end(query.prefix))
     rows = db.rows("notes_after", (*bounds, now, query.limit + 1), tuple[str, str, int, int, int | None])
     return note_page(query, [NoteView(row[0], bytes.fromhex(row[1]), *row[2:]) for row in rows])

@@ -1008,11 +1008,12 @@ WHERE n.key = $1::text AND (n.expires_at IS NULL
     OR n.expires_at > greatest(l.last_value, coalesce($2::bigint, {clock})));
 
 -- name: notes_after
--- Notes from key $1 and after $2, before $3, at the time $4.
-SELECT key, encode(value, 'hex'), version, fence, expires_at FROM towpath.note
-WHERE key >= $1::text AND key > $2::text AND key < $3::text
-    AND (expires_at IS NULL OR expires_at > $4::bigint)
-ORDER BY key LIMIT $5::bigint;
+-- Notes from key $1 and after $2, before $3, at the time $4 (NULL: now).
+SELECT n.key, encode(n.value, 'hex'), n.version, n.fence, n.expires_at
+FROM towpath.note n, towpath.last_time l
+WHERE n.key >= $1::text AND n.key > $2::text AND n.key < $3::text AND (n.expires_at IS NULL
+    OR n.expires_at > greatest(l.last_value, coalesce($4::bigint, {clock})))
+ORDER BY n.key LIMIT $5::bigint;
 
 -- name: edges_into
 -- Edges to the job $1 behind the position ($2 dst, $3 of_group, $4 seq, $5 name): see `core.edges`.
