@@ -14,6 +14,7 @@ from towpath.core.fleet import spell_lanes as spell_lanes
 from towpath.core.job import State
 from towpath.core.views import MAX_PAGE, NoteView, Query
 from towpath.ledger import Ledger
+from towpath.ledger import queues_matching as queues_matching
 
 KEY: Final = "towpath/workers"
 

@@ -81,6 +81,20 @@ class QueueView(msgspec.Struct, frozen=True, gc=False):
     keep: int | None
 
 
+QUEUE_KEPT = checks.HOUR
+"""An unused queue is deleted when every upkeep has found it unused for this time."""
+
+
+def is_unused(queue: QueueView, parts: int, now: int) -> bool:
+    """True if a queue with so many parts has no job and no setting."""
+    optional = (queue.why, queue.capacity, queue.cap, queue.rate, queue.retention, queue.keep)
+    return (
+        not any(getattr(queue.counts, state) for state in Counts.__struct_fields__)
+        and not (queue.paused or queue.next_at > now or parts)
+        and all(setting is None for setting in optional)
+    )
+
+
 class PartView(msgspec.Struct, frozen=True, gc=False):
     """A part of a queue: its ready and running jobs, and its limits."""
 

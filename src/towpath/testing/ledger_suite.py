@@ -32,6 +32,7 @@ from towpath.testing.suite.records import RecordSuite
 from towpath.testing.suite.relations import RelationSuite
 from towpath.testing.suite.revive import ReopenSuite, ReviveSuite
 from towpath.testing.suite.settle import RenewSuite, SettleSuite
+from towpath.testing.suite.unused_queues import UnusedQueueSuite
 from towpath.testing.suite.upkeep import DeadOwnerSuite, DueSuite, ReapSuite, UpkeepSuite
 
 __all__ = ["SUITES", "Harness", "LedgerSuite", "checked"]
@@ -66,6 +67,7 @@ SUITES: tuple[type[Suite], ...] = (
     NoteSuite,
     ReapSuite,
     UpkeepSuite,
+    UnusedQueueSuite,
     DeadOwnerSuite,
     DueSuite,
     ReadSuite,
@@ -109,6 +111,7 @@ class LedgerSuite(
     NoteSuite,
     ReapSuite,
     UpkeepSuite,
+    UnusedQueueSuite,
     DeadOwnerSuite,
     DueSuite,
     ReadSuite,

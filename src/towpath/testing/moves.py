@@ -55,6 +55,8 @@ from towpath.core.limits import Rate
 from towpath.ledger import Answer
 
 QUEUES = ("a/x", "a/y", "b/x", "plain")
+BRIEF = ("brief/0", "brief/1", "brief/2")
+"""Queues that are mostly without jobs."""
 PATTERNS = (*QUEUES, "*", "a/*", "*x", "nowhere")
 WANTED = (*PATTERNS, "plain,a/y,plain", "b/*,plain")
 PARTS = ("p", "r", "s")
@@ -246,6 +248,8 @@ class Moves(Draws):
             return self._revival()
         if self._maybe(0.07):
             return self._upload()
+        if self._maybe(0.06):
+            return self._brief()
         size = self.chance.choice((1, 1, 1, 2, 3, 5, 9))
         weights = [weight for weight, _ in self._kinds]
         return [make() for _, make in self.chance.choices(self._kinds, weights, k=size)]
@@ -325,6 +329,23 @@ class Moves(Draws):
         kept = [chunk for chunk in chunks if self._maybe(0.9)]
         spec = replace(self.spec(self._new_id()), payload=b"", blob=blob, blob_size=size)
         return [*kept, Append((spec,))] if self._maybe(0.7) or not kept else [*kept]
+
+    def _brief(self) -> list[Command]:
+        """A queue has a job that is deleted, or a setting that is removed; sometimes one of them stays, and
+        the job is revived."""
+        queue, stays = self.chance.choice(BRIEF), self._maybe(0.2)
+        if self._maybe(0.3):
+            gate: Command = (
+                SetPart(queue=queue, part="p", cap=2)
+                if self._maybe(0.1)
+                else SetQueue(queue=queue, cap=2 if stays else None)
+            )
+            return [gate, Upkeep()]
+        part, delay = self.chance.choice((None, None, "p")), self.chance.choice((0, HOUR))
+        spec = Spec(id=self._new_id(), queue=queue, part=part, delay=delay)
+        where = Selector(ids=(spec.id,))
+        last = Revive(where=where) if stays else Purge(where=where)
+        return [Append((spec,)), Cancel(where=where), last, *([Upkeep()] if self._maybe(0.7) else [])]
 
     def _put_chunk(self) -> PutChunk:
         """A chunk of a recent blob, which may have a job."""

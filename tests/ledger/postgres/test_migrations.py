@@ -64,7 +64,7 @@ def test_many_processes_start_at_once_and_one_migrates(empty_database: str) -> N
     known = len(migrations.steps())
     assert [output for _, output in ended] == [""] * 6
     assert sorted(out.split()[0] for out, _ in ended) == ["0"] + [str(known)] * 5
-    assert do(empty_database, "SELECT schema, min_schema FROM towpath.meta") == [(known, 11)]
+    assert do(empty_database, "SELECT schema, min_schema FROM towpath.meta") == [(known, 12)]
 
 
 def test_many_threads_open_it_at_once(empty_database: str) -> None:
@@ -276,7 +276,7 @@ def test_a_ledger_of_schema_6_keeps_attempts_after_the_upgrade(
     monkeypatch.setattr(migrations, "steps", lambda: steps)
     assert do(empty_database, "SELECT schema, min_schema FROM towpath.meta") == [(6, 4)]
     with closing(PostgresLedger(empty_database)) as ledger:
-        assert do(empty_database, "SELECT schema, min_schema FROM towpath.meta") == [(len(steps), 11)]
+        assert do(empty_database, "SELECT schema, min_schema FROM towpath.meta") == [(len(steps), 12)]
         harness = Harness(ledger)
         harness.settle(harness.started("a"), RetryOutcome(error="busy"))
         assert [(end.number, end.error) for end in ledger.attempts("a")] == [(1, "busy")]

@@ -19,6 +19,7 @@ from towpath.http.audit import audit
 from towpath.http.context import ServerContext
 from towpath.http.exchange import Exchange
 from towpath.http.problems import bad_body
+from towpath.ledger import queues_matching
 from towpath.runtime.engine import Engine
 
 MAX_IDS = 1000
@@ -175,7 +176,7 @@ def _count(context: ServerContext, where: Selector) -> BulkResult:
         return BulkResult(dry_run=True, count=sum(where.matches(job) for job in found))
     names = ("states", "queue", *_TEXTS, "generation", "created_before")
     if all(getattr(where, name) is None for name in (*names[2:], "finished_before")):
-        views = [view for name, view in ledger.queues().items() if checks.matches(where.queue or "*", name)]
+        views = queues_matching(ledger, where.queue or "*")
         states = where.states or tuple(State)
         return BulkResult(
             dry_run=True, count=sum(getattr(view.counts, state) for view in views for state in states)

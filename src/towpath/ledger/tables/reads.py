@@ -157,13 +157,17 @@ def attempts(db: Db, id: str) -> list[AttemptRecord]:
     return db.rows("attempts_of", (id,), AttemptRecord) if storable(id) else []
 
 
+class ShownQueue(QueueRow, array_like=True):
+    oldest_ready: int | None = None
+
+
 def queues(db: Db) -> dict[str, QueueView]:
-    return {row.name: queue_view(row, _oldest_ready(db, row)) for row in db.rows("all_queues", (), QueueRow)}
+    return {row.name: queue_view(row, row.oldest_ready) for row in db.rows("all_queues", (), ShownQueue)}
 
 
 def queue(db: Db, name: str) -> QueueView | None:
-    found = db.rows("one_queue", (name,), QueueRow) if storable(name) else []
-    return queue_view(found[0], _oldest_ready(db, found[0])) if found else None
+    found = db.rows("one_queue", (name,), ShownQueue) if storable(name) else []
+    return queue_view(found[0], found[0].oldest_ready) if found else None
 
 
 def queue_view(row: QueueRow, oldest_ready: int | None) -> QueueView:
@@ -181,12 +185,6 @@ def queue_view(row: QueueRow, oldest_ready: int | None) -> QueueView:
         retention=row.retention,
         keep=row.keep,
     )
-
-
-def _oldest_ready(db: Db, row: QueueRow) -> int | None:
-    if not row.ready:
-        return None
-    return db.one("oldest_ready", (row.name,))[0]  # type: ignore[no-any-return]
 
 
 def parts(db: Db, queue: str) -> dict[str, PartView]:

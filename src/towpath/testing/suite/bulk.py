@@ -172,9 +172,10 @@ class PurgeSuite(Suite):
         harness.done(harness.started("a"))
         harness.purge("a")
         assert harness.upkeep().next_due == START + HOUR
+        harness.add("other")
         harness.jump(HOUR)
         assert harness.upkeep().swept == 1
-        assert harness.append(spec("a")) == (Placed("a", 2),)
+        assert harness.append(spec("a")) == (Placed("a", 3),)
 
     def test_groups_keep_their_counts(self, harness: Harness) -> None:
         harness.open("g")
