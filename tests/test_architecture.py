@@ -124,7 +124,7 @@ MAY_BE_WIDE: Mapping[str, int] = {
 }
 """Classes with more public methods: the one door for users, and the methods of the ledger protocol."""
 MOST_PARAMETERS = 7
-MOST_FILES = 240
+MOST_FILES = 242
 """Of the package without testing/ and contrib/: 150 after the files were put in order, 12 for what came later
 (hooks, job log, discovery, mistakes, history, completion, debug, receipts), the others for HTTP."""
 MOST_FILES_AT_THE_TOP = 10

@@ -20,7 +20,7 @@ import towpath
 import towpath.commands
 import towpath.core.commands
 from towpath import testing
-from towpath.core import checks, job, schedule, views
+from towpath.core import checks, history, job, schedule, views
 from towpath.observe import metrics
 from towpath.runtime.engine import Engine
 from towpath.tasks import new_jobs
@@ -162,13 +162,14 @@ def test_a_name_that_is_not_there() -> None:
         from towpath import Nothing  # type: ignore[attr-defined]  # noqa: F401
 
 
-LANGUAGE = tuple(f"towpath.core.{name}" for name in ("blobs", "commands", "results", "selection"))
+LANGUAGE = tuple(
+    f"towpath.core.{name}" for name in ("blobs", "commands", "group_commands", "results", "selection")
+)
 OUTCOMES = ["Outcome", *(each.__name__ for each in job.Outcome.__args__)]
 READS = {
-    **dict.fromkeys(
-        ["AttemptOutcome", "AttemptRecord", "GroupPage", "GroupQuery", "GroupView", "NoteView", "Page"], views
-    ),
+    **dict.fromkeys(["GroupPage", "GroupQuery", "GroupView", "NoteView", "Page"], views),
     **dict.fromkeys(["PartView", "Query", "QueueView"], views),
+    **dict.fromkeys(["AttemptOutcome", "AttemptRecord"], history),
     **dict.fromkeys(["ClaimedJob", "Job", "Key", "KeyPolicy", "Spec"], job),
     **dict.fromkeys(["micros", "utc"], checks),
     **dict.fromkeys(["Schedule", "next_fire"], schedule),

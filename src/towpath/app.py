@@ -216,11 +216,12 @@ class App:
         self,
         calls: Iterable[Call[R]] | None = None,
         then: Then | None = None,
-        on_failure: Literal["continue", "abort"] = "continue",
+        on_failure: Literal["continue", "abort", "stop"] = "continue",
         id: str | None = None,
     ) -> GroupHandle[R]:
-        """Run calls concurrently, and `then` when all have ended. `abort` cancels the others when one fails.
-        Without calls: a handle on the existing group `id`; its results are plain JSON."""
+        """Run calls concurrently, and `then` when all have ended. When one fails, `abort` cancels the others,
+        `stop` only the waiting ones. Without calls: a handle on the existing group `id`; its results are
+        plain JSON."""
         if calls is None:
             return existing_group(self._registry, id, then)
         group = Group(self._registry, id, on_failure)
@@ -234,7 +235,7 @@ class App:
         self,
         calls: Iterable[Call[R]] | None = None,
         then: Then | None = None,
-        on_failure: Literal["continue", "abort"] = "continue",
+        on_failure: Literal["continue", "abort", "stop"] = "continue",
         id: str | None = None,
     ) -> GroupHandle[R]:
         if calls is None:

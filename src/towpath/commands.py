@@ -35,6 +35,9 @@ from towpath.core.commands import (
     QueueSet,
     Renew,
     Renewed,
+    Resolution,
+    Resolve,
+    Resolved,
     Result,
     Revive,
     Revived,
@@ -49,6 +52,7 @@ from towpath.core.commands import (
     Upkept,
     Want,
 )
+from towpath.core.history import AttemptOutcome, AttemptRecord
 from towpath.core.job import (
     ClaimedJob,
     Done,
@@ -66,8 +70,6 @@ from towpath.core.job import (
 )
 from towpath.core.schedule import Schedule, next_fire
 from towpath.core.views import (
-    AttemptOutcome,
-    AttemptRecord,
     GroupPage,
     GroupQuery,
     GroupView,
@@ -124,6 +126,9 @@ __all__ = [
     "Release",
     "Renew",
     "Renewed",
+    "Resolution",
+    "Resolve",
+    "Resolved",
     "Result",
     "RetryOutcome",
     "Revive",

@@ -16,6 +16,7 @@
     │   ├── NoteConflict
     │   ├── UnusableBlob        a chunk is missing or differs, or another job has the blob
     │   ├── NotRevivable
+    │   ├── NotResolvable       a running or done job cannot be marked or skipped
     │   ├── Unsupported
     │   ├── UserFunctionFailed
     │   └── CommandFailed       the ledger itself failed on one command; its neighbours are unharmed
@@ -214,6 +215,10 @@ class UnusableBlob(Refused):
 
 class NotRevivable(Refused):
     sentence = "job {id} cannot be revived: {why}"
+
+
+class NotResolvable(Refused):
+    sentence = "job {id} cannot be marked done or skipped: {why}"
 
 
 class Unsupported(Refused):

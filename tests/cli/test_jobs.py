@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 from contextlib import closing
 
@@ -344,3 +345,40 @@ def test_history(shell: Shell) -> None:
     assert "broken" in table
     assert "No job matches." in shell("history", "--until", "1h").err
     assert shell("history", "nowhere", code=3).err.startswith("Error: There is no queue nowhere")
+
+
+def test_mark_done_and_skip_keep_the_reason_and_the_person(shell: Shell) -> None:
+    dead = shell.dead("orders")
+    with closing(shell.ledger()) as ledger:
+        Harness(ledger, SystemClock().now()).add("next", "orders", after=[dead])
+    assert shell("jobs", "show", "next", "--json").json["state"] == "failed"
+    ran = shell(
+        "jobs", "mark-done", dead, "--reason", "copied by hand", "--by", "ada", "--result", "7", "--json"
+    )
+    expected = {"id": dead, "state": "done", "reason": "marked", "why": "copied by hand", "by": "ada"}
+    assert ran.json == expected
+    data = shell("jobs", "show", dead, "--json").json
+    assert (data["state"], data["reason"], data["result"]) == ("done", "marked", 7)
+    last = data["history"][-1]
+    assert (last["outcome"], last["worker"], last["error"]) == ("marked", "ada", "copied by hand")
+    assert "marked by ada: copied by hand" in shell("jobs", "show", dead).out
+    assert shell("jobs", "show", "next", "--json").json["state"] == "ready"
+    assert "done (skipped by" in shell("jobs", "skip", "next", "--reason", "not needed").out
+    assert shell("jobs", "show", "next", "--json").json["history"][-1]["worker"] == getpass.getuser()
+    assert "it is done (skipped)" in shell("jobs", "mark-done", "next", "--reason", "x", code=1).err
+    assert "--reason" in shell("jobs", "skip", "next", code=2).err
+    assert "JSON" in shell("jobs", "mark-done", "next", "--reason", "x", "--result", "{", code=2).err
+
+
+def test_a_group_is_stopped(shell: Shell) -> None:
+    with closing(shell.ledger()) as ledger:
+        harness = Harness(ledger, SystemClock().now())
+        harness.open("night")
+        harness.append(*[Spec(id=id, queue="orders", group="night") for id in ("a", "b")])
+        harness.seal("night")
+        claim = harness.take("orders")
+        assert "group night is stopped" in shell("groups", "abort", "night", "--stop").out
+        assert harness.at("a", "b") == "running canceled/stopped"
+        harness.done(claim)
+        assert harness.at("a") == "done"
+    assert shell("groups", "show", "night", "--json").json["outcome"] == "canceled"

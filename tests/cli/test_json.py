@@ -22,6 +22,8 @@ ARGUMENTS: dict[str, list[str]] = {
     "jobs explain": ["{ready}"],
     "jobs retry": ["{dead}"],
     "jobs cancel": ["{ready}"],
+    "jobs mark-done": ["{dead}", "--reason", "by hand", "--result", "7"],
+    "jobs skip": ["{ready}", "--reason", "not needed", "--by", "ada"],
     "jobs purge": ["{dead}", "--yes"],
     "dead retry": ["{dead}"],
     "dead purge": ["{dead}", "--yes"],

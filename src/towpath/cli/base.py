@@ -226,6 +226,7 @@ NEXT_STEPS: Mapping[type[errors.TowpathError], str] = {
         "Try again later, or raise the limit: `towpath parts set {queue} {part} --append-rate RATE`."
     ),
     errors.NotRevivable: "Append a new job instead.",
+    errors.NotResolvable: "`towpath jobs show {id}` shows its state.",
     errors.LedgerBusy: (
         "Another process holds a long transaction on this ledger, often your own program. End it, then try "
         "again."

@@ -73,11 +73,15 @@ def _group_data(view: GroupView) -> dict[str, Any]:
 
 @groups.command("abort")
 @click.argument("id")
+@click.option("--stop", is_flag=True, help="Let running jobs end; cancel only the waiting jobs.")
 @pass_session
-def abort_group(session: Session, /, id: str) -> int:
-    """Cancel all jobs of a group. Running jobs are asked to stop."""
+def abort_group(session: Session, /, id: str, stop: bool) -> int:
+    """Cancel all jobs of a group. Running jobs are asked to stop.
+
+    With --stop running jobs are not interrupted, and none of them is retried."""
     states = (GroupState.ABORTING, GroupState.CLOSED)
-    return _set_group_state(session, id, commands.Abort, "is aborted", states)
+    became = "is stopped" if stop else "is aborted"
+    return _set_group_state(session, id, lambda group: commands.Abort(group, stop), became, states)
 
 
 @groups.command("retry")

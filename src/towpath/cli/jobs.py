@@ -24,6 +24,7 @@ from towpath.cli.base import (
     print_stderr,
 )
 from towpath.cli.debug import debug_job
+from towpath.cli.decisions import mark_done, skip
 from towpath.cli.messages import apply_one
 from towpath.cli.output import (
     attempt_data,
@@ -401,7 +402,8 @@ def run_purge(session: Session, where: JobSelection, yes: bool, states: tuple[St
     return REFUSED if left else OK
 
 
-jobs.add_command(debug_job)
+for command in (mark_done, skip, debug_job):
+    jobs.add_command(command)
 
 FAILED = (State.FAILED,)
 

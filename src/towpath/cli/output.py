@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from towpath import Rate
-from towpath.commands import AttemptRecord, Job, utc
+from towpath.commands import AttemptOutcome, AttemptRecord, Job, utc
 from towpath.escapes import escape, escape_json
 from towpath.queues.payloads import decode_body as decode_body
 from towpath.settings import resolve
@@ -261,6 +261,15 @@ def _format_history(history: Sequence[AttemptRecord]) -> str | None:
     return _plain_columns(columns, rows, ("attempt", "took")) if rows else None
 
 
+DECISIONS = (AttemptOutcome.MARKED, AttemptOutcome.SKIPPED)
+
+
+def _format_decision(history: Sequence[AttemptRecord]) -> str | None:
+    """The decision of a person by which the job is done."""
+    found = [end for end in history if end.outcome in DECISIONS]
+    return f"{found[-1].outcome} by {found[-1].owner}: {found[-1].error}" if found else None
+
+
 def format_job(job: Job, why: str, history: Sequence[AttemptRecord]) -> list[str]:
     """Everything about a job for people, one line per field and per attempt."""
     values: dict[str, object] = {
@@ -296,6 +305,7 @@ def format_job(job: Job, why: str, history: Sequence[AttemptRecord]) -> list[str
         "payload": format_body(job.payload) if len(job.payload) == job.size else f"{job.size} bytes",
         "result": None if job.result is None else format_body(job.result),
         "error": job.error,
-        "history": _format_history(history),
+        "decision": _format_decision(history),
+        "history": _format_history([end for end in history if end.outcome not in DECISIONS]),
     }
     return format_pairs(values | {name: value for name, value in extra.items() if value is not None})

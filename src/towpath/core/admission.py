@@ -7,37 +7,33 @@ the `Admission`. The decision depends on the facts only, so every ledger decides
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from towpath.core import blobs
-from towpath.core.checks import SECOND
 from towpath.core.commands import GroupState, Placed
 from towpath.core.facts import (
     Admission,
     AppendFacts,
+    GroupFact,
     KeyHolder,
     KeyName,
     KeyTaken,
     Origin,
-    Place,
     Proxy,
-    Quota,
     Room,
     is_unrelated,
     key_of,
     node,
-    part_of,
 )
 from towpath.core.job import FINISHED, READY, SCHEDULED, SERIAL, After, Job, KeyPolicy, Reason, Spec, State
 from towpath.core.lifecycle import awaken, counter_of, purge_time
-from towpath.core.limits import interval_of, permits
+from towpath.core.room import check_quotas, check_room
 from towpath.errors import (
     DependencyCycle,
     GroupClosed,
-    PartFull,
-    QueueFull,
-    TooManyAppends,
+    Refused,
     UnknownDependency,
     UnknownGroup,
     UnusableBlob,
@@ -55,7 +51,32 @@ def admit(
         and (len(specs) == 1 or len({spec.id for spec in specs}) == len(specs))
     ):
         return _admit_unrelated(specs, facts, now, next_seq, origin)
+    if origin is not None and origin.closes:
+        return _admit_callbacks(specs, facts, now, next_seq, origin)
     return _Admitting(specs, facts, now, next_seq, origin).run()
+
+
+def _admit_callbacks(
+    specs: Sequence[Spec], facts: AppendFacts, now: int, next_seq: int, origin: Origin
+) -> Admission:
+    opened = {spec.group: GroupFact(GroupState.SEALED) for spec in specs if spec.group is not None}
+    opened = {id: fact for id, fact in opened.items() if id not in facts.groups}
+    known = replace(facts, groups={**facts.groups, **opened})
+    try:
+        return _Admitting(specs, known, now, next_seq, origin, opened).run()
+    except Refused as refusal:
+        new = [spec for spec in specs if spec.id not in facts.known]
+        return Admission(jobs=failed_jobs(new, next_seq, now, str(refusal), origin))
+
+
+def failed_jobs(
+    specs: Iterable[Spec], seq: int, now: int, error: str, origin: Origin | None = None
+) -> list[Job]:
+    """Jobs for specs that were refused after their caller could receive a refusal."""
+    ending = State.FAILED, Reason.FATAL, None
+    bare = [replace(spec, after=(), group=None, blob=None, blob_size=0) for spec in specs]
+    jobs = [new_job(spec, seq + n, now, origin, 0, ending) for n, spec in enumerate(bare)]
+    return [replace(job, error=error) for job in jobs]
 
 
 def _admit_unrelated(
@@ -63,50 +84,10 @@ def _admit_unrelated(
 ) -> Admission:
     spent: list[tuple[str, str, int]] = []
     if origin is None:
-        _check_room(specs, facts.rooms)
-        spent = _check_quotas(specs, facts.quotas, now) if facts.quotas else spent
+        check_room(specs, facts.rooms)
+        spent = check_quotas(specs, facts.quotas, now) if facts.quotas else spent
     jobs = [new_job(spec, seq + n, now, origin) for n, spec in enumerate(specs)]
     return Admission(answers=tuple([Placed(job.id, job.seq) for job in jobs]), jobs=jobs, spent=spent)
-
-
-def _check_room(specs: Iterable[Spec], rooms: Mapping[str, Room]) -> None:
-    if not rooms:
-        return
-    limited = {queue: room for queue, room in rooms.items() if room.capacity is not None}
-    if not limited:
-        return
-    asked: dict[str, int] = {}
-    for spec in specs:
-        if spec.queue in limited:
-            asked[spec.queue] = asked.get(spec.queue, 0) + 1
-    for queue, count in sorted(asked.items()):
-        room = limited[queue]
-        if room.capacity is not None and room.depth + count > room.capacity:
-            raise QueueFull(queue=queue, depth=room.depth, capacity=room.capacity, asked=count)
-
-
-def _check_quotas(
-    specs: Iterable[Spec], quotas: Mapping[Place, Quota], now: int
-) -> list[tuple[str, str, int]]:
-    """The number of appends to each part with an append rate; raises the refusal if a limit of a part is
-    exceeded. An append of more specs than the burst of the rate needs the whole burst and delays the next
-    append accordingly."""
-    asked = Counter([(spec.queue, part) for spec in specs if (part := part_of(spec)) is not None])
-    limited = {place: count for place, count in sorted(asked.items()) if place in quotas}
-    for (queue, part), count in limited.items():
-        quota = quotas[queue, part]
-        if quota.capacity is not None and quota.depth + count > quota.capacity:
-            raise PartFull(queue=queue, part=part, depth=quota.depth, capacity=quota.capacity, asked=count)
-        rate = quota.rate
-        if rate is None:
-            continue
-        needed = min(count, rate.burst)
-        if permits(quota.next_at, rate, now, needed) < needed:
-            wait = quota.next_at + (needed - 1) * interval_of(rate) - now
-            raise TooManyAppends(
-                queue=queue, part=part, rate=str(rate), asked=count, retry_after=max(0.001, wait / SECOND)
-            )
-    return [(*place, count) for place, count in limited.items() if quotas[place].rate is not None]
 
 
 def new_job(
@@ -159,9 +140,17 @@ class _Admitting:
     the top down."""
 
     def __init__(
-        self, specs: Sequence[Spec], facts: AppendFacts, now: int, next_seq: int, origin: Origin | None
+        self,
+        specs: Sequence[Spec],
+        facts: AppendFacts,
+        now: int,
+        next_seq: int,
+        origin: Origin | None,
+        opened: Iterable[str] = (),
     ) -> None:
+        """`opened`: groups that are created with this append."""
         self.specs, self.facts, self.now, self.origin = specs, facts, now, origin
+        self.opened = set(opened)
         self.seq = next_seq
         self.new: dict[str, Spec] = {}
         self.seqs: dict[str, int] = {}
@@ -200,8 +189,8 @@ class _Admitting:
         order = self._order(needs)
         self._check_groups()
         if self.origin is None:
-            _check_room(self.new.values(), self.facts.rooms)
-            self.result.spent = _check_quotas(self.new.values(), self.facts.quotas, self.now)
+            check_room(self.new.values(), self.facts.rooms)
+            self.result.spent = check_quotas(self.new.values(), self.facts.quotas, self.now)
         self._take_blobs()
         made = {id: self._make(self.new[id], needs[id]) for id in order}
         self.result.jobs = [made[id] for id in self.new]
@@ -218,6 +207,8 @@ class _Admitting:
         self.result.freed = sorted(ended)
         self.result.keys = [taken for name, taken in self.taken.items() if name not in ended]
         self.result.answers = tuple([self.placed[spec.id] for spec in self.specs])
+        joined = {spec.group for spec in (*self.new.values(), *self.refused.values())}
+        self.result.opened = sorted(self.opened.intersection(joined))
         return self.result
 
     def _take_blobs(self) -> None:
@@ -335,6 +326,7 @@ class _Admitting:
             if fact is None:
                 raise UnknownGroup(group=spec.group)
             own = self.origin is not None and self.origin.group == spec.group
+            own = own or spec.group in self.opened
             if fact.state is not GroupState.OPEN and not (own and fact.state is not GroupState.CLOSED):
                 raise GroupClosed(group=spec.group, state=fact.state)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, get_args
 
 import msgspec
@@ -11,6 +11,10 @@ from msgspec.structs import force_setattr
 
 from towpath.core import checks
 from towpath.core.blobs import PutChunk as PutChunk
+from towpath.core.group_commands import Abort as Abort
+from towpath.core.group_commands import Open as Open
+from towpath.core.group_commands import Seal as Seal
+from towpath.core.group_commands import Unseal as Unseal
 from towpath.core.job import SERIAL, Done, Outcome, Spec, rank
 from towpath.core.limits import Rate
 from towpath.core.results import Appended as Appended
@@ -27,6 +31,8 @@ from towpath.core.results import Progressed as Progressed
 from towpath.core.results import Purged as Purged
 from towpath.core.results import QueueSet as QueueSet
 from towpath.core.results import Renewed as Renewed
+from towpath.core.results import Resolution as Resolution
+from towpath.core.results import Resolved as Resolved
 from towpath.core.results import Result as Result
 from towpath.core.results import Revived as Revived
 from towpath.core.results import Settled as Settled
@@ -293,6 +299,28 @@ class Purge(_Bulk, frozen=True, kw_only=True, gc=False, tag="purge"):
     pass
 
 
+class Resolve(_Command, frozen=True, gc=False, tag="resolve"):
+    """Make a job done by the decision of a person: `marked` if its effect exists, `skipped` if it is not
+    needed. The job waits, or is failed or canceled; jobs that ended only because of it are revived. `why` and
+    `by` (the person) are kept in the history of its attempts. Safe to repeat."""
+
+    id: str
+    outcome: Resolution
+    why: str
+    by: str
+    result: bytes | None = None
+
+    def __post_init__(self) -> None:
+        checks.text("id", self.id, least=1)
+        if not isinstance(self.outcome, str) or self.outcome not in Resolution._value2member_map_:
+            raise InvalidInput(field="outcome", value=self.outcome, expected="marked or skipped")
+        force_setattr(self, "outcome", Resolution(self.outcome))
+        checks.text("why", self.why, 1000, least=1)
+        checks.text("by", self.by, least=1)
+        if self.result is not None:
+            checks.data("result", self.result, checks.MAX_PAYLOAD)
+
+
 class Hasten(_Command, frozen=True, gc=False, tag="hasten"):
     """Raise the priority of ready jobs of these queues to `priority` if they could have run for `waited` and
     are less urgent."""
@@ -307,56 +335,6 @@ class Hasten(_Command, frozen=True, gc=False, tag="hasten"):
         checks.whole("waited", self.waited)
         rank(self.priority)
         checks.whole("limit", self.limit, 1, MAX_BULK)
-
-
-class Open(_Command, frozen=True, gc=False, tag="open"):
-    """`then`: for each outcome, the specs that are appended when the group ends with it. Their ids are
-    derived."""
-
-    group: str
-    on_failure: OnFailure = OnFailure.CONTINUE
-    then: Mapping[str, tuple[Spec, ...]] = {}
-
-    def __post_init__(self) -> None:
-        checks.text("group", self.group, least=1)
-        if self.on_failure not in OnFailure._value2member_map_:
-            raise InvalidInput(field="on_failure", value=self.on_failure, expected="continue or abort")
-        for ending, specs in self.then.items():
-            if ending not in ("done", "failed", "canceled"):
-                raise InvalidInput(
-                    field="then", value=ending, expected="for one of done, failed and canceled"
-                )
-            for spec in checks.all_of(f"then[{ending}]", specs, Spec):
-                if spec.after or spec.group or spec.blob:
-                    expected = "a spec without after, group and blob"
-                    raise InvalidInput(field=f"then[{ending}]", value=spec.id, expected=expected)
-        total = sum(len(spec.payload) for specs in self.then.values() for spec in specs)
-        checks.whole("payloads of then", total, most=checks.MAX_PAYLOAD)
-
-
-class _OfGroup(_Command, frozen=True, gc=False):
-    group: str
-
-    def __post_init__(self) -> None:
-        checks.text("group", self.group, least=1)
-
-
-class Seal(_OfGroup, frozen=True, gc=False, tag="seal"):
-    pass
-
-
-class Unseal(_OfGroup, frozen=True, gc=False, tag="unseal"):
-    """Pause a sealed group: its waiting jobs wait for another `Seal`. For a paused group: set the reason."""
-
-    why: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.optional_text("why", self.why, 1000)
-
-
-class Abort(_OfGroup, frozen=True, gc=False, tag="abort"):
-    pass
 
 
 class SetQueue(_Command, frozen=True, kw_only=True, gc=False, tag="set-queue"):
@@ -442,5 +420,5 @@ class Upkeep(_Command, frozen=True, gc=False, tag="upkeep"):
                 checks.text("dead", owner, least=1)
 
 
-_OfJobs = Append | Claim | Renew | Settle | Progress | Cancel | Revive | Purge
+_OfJobs = Append | Claim | Renew | Settle | Progress | Cancel | Revive | Resolve | Purge
 Command = _OfJobs | Hasten | Open | Seal | Unseal | Abort | SetQueue | SetPart | Note | Upkeep | PutChunk

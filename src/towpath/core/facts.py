@@ -94,11 +94,13 @@ class AppendFacts(msgspec.Struct, kw_only=True):
 
 class Origin(msgspec.Struct, frozen=True, gc=False):
     """The origin of specs that the engine appends: a settling job (which may add to its own group), a closing
-    group or a schedule. No capacity refuses them."""
+    group or a schedule. No capacity refuses them. `closes`: they are callbacks of a closing group, which open
+    their groups. No caller could receive a refusal of callbacks: they are then appended as failed jobs."""
 
     parent: str | None = None
     group: str | None = None
     correlation_id: str | None = None
+    closes: bool = False
 
 
 class KeyTaken(msgspec.Struct, frozen=True, gc=False):
@@ -147,6 +149,8 @@ class Admission(msgspec.Struct):
     """Running jobs to be asked to stop because they are superseded."""
     blobs: list[tuple[str, int]] = []
     """(blob, seq of its new job)"""
+    opened: list[str] = []
+    """New groups of callbacks. They are sealed from the start."""
 
     @property
     def numbers(self) -> int:

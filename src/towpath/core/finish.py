@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from towpath.core.commands import Abort, GroupSet, Seal, Settle, Settled, Unseal
 from towpath.core.facts import Admission, KeyName, KeyTaken, Proxy, Tombstone, node
-from towpath.core.ids import callback_id
+from towpath.core.group_commands import STOP_REASONS, callbacks
+from towpath.core.history import Histories, end_attempt
 from towpath.core.job import (
     BLOCKED,
     CANCELED,
@@ -32,17 +33,16 @@ from towpath.core.job import (
 )
 from towpath.core.lifecycle import (
     Change,
-    Histories,
     counter_of,
-    end_attempt,
     ended,
     given_back,
     group_outcome,
     held,
+    interrupts,
     lose,
     lowered,
 )
-from towpath.core.results import GroupState, OnFailure
+from towpath.core.results import GroupState
 from towpath.core.views import GroupView
 from towpath.errors import LostClaim, UnknownGroup
 
@@ -129,7 +129,7 @@ class Records(Relations, Protocol):
         ...
 
     def append(self, specs: Sequence[Spec], now: int) -> Admission:
-        """Insert callbacks, which no capacity refuses, without the consequences of the admission."""
+        """Insert callbacks, by the rule of `Origin.closes`, without the consequences of the admission."""
         ...
 
     def add_gate(self, group: str, seq: int, gate: GroupGate) -> None: ...
@@ -224,16 +224,22 @@ def finish(records: Records, jobs: Iterable[Job], state: State, reason: Reason, 
 
 def finish_admitted(records: Records, admission: Admission, now: int) -> None:
     """The consequences of an append: superseded jobs end, and groups with new members are reviewed."""
+    touched = joined_groups(admission)
+    if admission.superseded or touched:
+        cascade = EndCascade(records, now)
+        cascade.add(admission.superseded, CANCELED, Reason.SUPERSEDED)
+        cascade.run(touched)
+
+
+def joined_groups(admission: Admission) -> dict[str, bool]:
+    """The groups with new members, and whether one of these has failed."""
     touched: dict[str, bool] = {}
     for job in admission.jobs:
         if job.group is not None:
             touched[job.group] = touched.get(job.group, False) or job.state is FAILED
     for proxy in admission.proxies:
         touched[proxy.group] = touched.get(proxy.group, False) or proxy.counted == "failed"
-    if admission.superseded or touched:
-        cascade = EndCascade(records, now)
-        cascade.add(admission.superseded, CANCELED, Reason.SUPERSEDED)
-        cascade.run(touched)
+    return touched
 
 
 class EndCascade:
@@ -242,18 +248,26 @@ class EndCascade:
 
     def __init__(self, records: Records, now: int) -> None:
         self._records, self._now = records, now
-        self._sets: deque[tuple[Sequence[int], State, Reason | None]] = deque()
+        self._sets: deque[tuple[Sequence[int], State, Reason | None, Mapping[str, bool]]] = deque()
 
-    def add(self, seqs: Sequence[int], state: State, reason: Reason | None) -> None:
-        if seqs:
-            self._sets.append((seqs, state, reason))
+    def add(
+        self,
+        seqs: Sequence[int],
+        state: State,
+        reason: Reason | None,
+        touched: Mapping[str, bool] | None = None,
+    ) -> None:
+        """`touched`: groups that are reviewed together with this set."""
+        if seqs or touched:
+            self._sets.append((seqs, state, reason, touched or {}))
 
     def run(self, touched: Mapping[str, bool] | None = None) -> None:
         """End all sets. The groups in `touched` have new members (True: a failed one). They are reviewed
         together with the first set."""
         groups = dict(touched or {})
         while self._sets or groups:
-            seqs, state, reason = self._sets.popleft() if self._sets else ((), DONE, None)
+            seqs, state, reason, joined = self._sets.popleft() if self._sets else ((), DONE, None, {})
+            groups |= {id: failed or groups.get(id, False) for id, failed in joined.items()}
             jobs = [self._records.jobs[seq] for seq in seqs]
             over = [self._end(job, state, reason) for job in jobs if job.state not in FINISHED]
             self.follow(over, state, groups)
@@ -280,25 +294,26 @@ class EndCascade:
             self._records.put(lowered(job, self._now))
 
     def review(self, id: str, failed: bool = False) -> None:
-        """Abort the group if a member has just failed, and close it if no member is unfinished."""
+        """Abort or stop the group if a member has just failed, and close it if no member is unfinished."""
         group = group_of(self._records, id)
-        if failed and group.on_failure is OnFailure.ABORT and group.state in (OPEN, SEALED):
-            self.abort(id)
+        reason = STOP_REASONS.get(group.on_failure)
+        if failed and reason is not None and group.state in (OPEN, SEALED):
+            self.abort(id, reason)
             group = group_of(self._records, id)
         if group.state in (SEALED, ABORTING) and not group.unfinished:
             self._close(group)
 
-    def abort(self, id: str) -> None:
+    def abort(self, id: str, reason: Reason) -> None:
         records = self._records
         records.set_group(id, state=ABORTING, paused=False, why=None)
         members = list(records.members(id))
         for job in members:
-            ask_to_stop(records, job, Reason.ABORTED)
+            ask_to_stop(records, job, reason)
         for proxy in list(records.proxies_in(id)):
             if proxy.counted == "unfinished":
                 # The job that represents the member does not belong to the group and is not canceled.
                 records.put_proxy(replace(proxy, counted="canceled"))
-        self.add([job.seq for job in members if job.state in WAITING], CANCELED, Reason.ABORTED)
+        self.add([job.seq for job in members if job.state in WAITING], CANCELED, reason)
 
     def _end(self, job: Job, state: State, reason: Reason | None) -> Job:
         why = job.cancel_requested if reason is None else reason
@@ -335,17 +350,18 @@ class EndCascade:
         self.add(lost, FAILED if outcome is FAILED else CANCELED, Reason.DEPENDENCY)
         specs = records.take_callbacks(group.id, outcome)
         if specs:
-            ids = [callback_id(group.id, outcome, n) for n in range(len(specs))]
-            named = [replace(spec, id=id) for spec, id in zip(specs, ids, strict=True)]
-            admission = records.append(named, self._now)
+            admission = records.append(callbacks(group.id, outcome, specs), self._now)
             # The gate records the outcome that a callback follows, in case the group is reopened.
             for job in admission.jobs:
                 records.add_gate(group.id, job.seq, GroupGate(False, outcome))
-            self.add(admission.superseded, CANCELED, Reason.SUPERSEDED)
+            self.add(admission.superseded, CANCELED, Reason.SUPERSEDED, joined_groups(admission))
 
 
 def ask_to_stop(records: Records, job: Job, reason: Reason) -> None:
-    if job.state is RUNNING and job.cancel_requested is None:
+    """Store a stop request. The request of a stopping group, which does not interrupt the handler, is
+    replaced by one that does."""
+    asked = job.cancel_requested
+    if job.state is RUNNING and (asked is None or interrupts(reason) > interrupts(asked)):
         records.put(replace(job, cancel_requested=reason))
 
 
@@ -417,11 +433,15 @@ def unseal(records: Records, command: Unseal, now: int) -> GroupSet:
 
 
 def abort(records: Records, command: Abort, now: int) -> GroupSet:
-    if group_of(records, command.group).state in (OPEN, SEALED):
+    state = group_of(records, command.group).state
+    if state in (OPEN, SEALED):
         cascade = EndCascade(records, now)
-        cascade.abort(command.group)
+        cascade.abort(command.group, command.reason)
         cascade.review(command.group)
         cascade.run()
+    elif state is ABORTING:
+        for job in list(records.members(command.group)):
+            ask_to_stop(records, job, command.reason)
     return GroupSet(command.group)
 
 

@@ -83,6 +83,9 @@ class Reason(Word):
     HANDLER = "handler"
     SUPERSEDED = "superseded"
     ABORTED = "aborted"
+    STOPPED = "stopped"
+    MARKED = "marked"
+    SKIPPED = "skipped"
 
 
 class KeyPolicy(Word):
@@ -363,7 +366,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
         `attempts` counts claims, which may be more: a claim that ends with a snooze or a lost lease does not
         use the budget, and a revived job has a new one."""
-        is_counted = self.state is RUNNING or self.state is DONE
+        is_counted = self.state is RUNNING or (self.state is DONE and self.reason is Reason.NONE)
         is_counted = is_counted or (self.state is FAILED and self.reason is Reason.LOST)
         return min(self.failures + is_counted, self.max_attempts)
 

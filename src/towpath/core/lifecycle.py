@@ -9,14 +9,17 @@ stateDiagram-v2
     [*] --> canceled
     blocked --> scheduled
     blocked --> ready
+    blocked --> done
     blocked --> failed
     blocked --> canceled
     scheduled --> blocked
     scheduled --> ready
+    scheduled --> done
     scheduled --> failed
     scheduled --> canceled
     ready --> blocked
     ready --> running
+    ready --> done
     ready --> failed
     ready --> canceled
     running --> scheduled
@@ -27,9 +30,11 @@ stateDiagram-v2
     failed --> blocked
     failed --> scheduled
     failed --> ready
+    failed --> done
     canceled --> blocked
     canceled --> scheduled
     canceled --> ready
+    canceled --> done
 ```
 """
 
@@ -65,7 +70,6 @@ from towpath.core.job import (
     State,
     Stop,
 )
-from towpath.core.views import AttemptOutcome, AttemptRecord
 
 REASONS: Mapping[State, frozenset[Reason]] = {
     State.BLOCKED: frozenset({Reason.NONE, Reason.REVIVED}),
@@ -84,10 +88,17 @@ REASONS: Mapping[State, frozenset[Reason]] = {
         {Reason.NONE, Reason.RETRY, Reason.SNOOZED, Reason.RELEASED, Reason.LOST, Reason.REVIVED}
     ),
     State.RUNNING: frozenset({Reason.NONE}),
-    State.DONE: frozenset({Reason.NONE}),
+    State.DONE: frozenset({Reason.NONE, Reason.MARKED, Reason.SKIPPED}),
     State.FAILED: frozenset({Reason.EXHAUSTED, Reason.FATAL, Reason.LOST, Reason.EXPIRED, Reason.DEPENDENCY}),
     State.CANCELED: frozenset(
-        {Reason.REQUESTED, Reason.HANDLER, Reason.SUPERSEDED, Reason.ABORTED, Reason.DEPENDENCY},
+        {
+            Reason.REQUESTED,
+            Reason.HANDLER,
+            Reason.SUPERSEDED,
+            Reason.ABORTED,
+            Reason.STOPPED,
+            Reason.DEPENDENCY,
+        },
     ),
 }
 """The reasons each state may have. The CHECK constraints of every schema are tested against this."""
@@ -95,17 +106,14 @@ REASONS: Mapping[State, frozenset[Reason]] = {
 TRANSITIONS: frozenset[tuple[State | None, State]] = frozenset(
     {
         *((None, to) for to in (State.BLOCKED, State.SCHEDULED, State.READY, State.FAILED, State.CANCELED)),
-        *((State.BLOCKED, to) for to in (State.SCHEDULED, State.READY, State.FAILED, State.CANCELED)),
-        *((State.SCHEDULED, to) for to in (State.BLOCKED, State.READY, State.FAILED, State.CANCELED)),
-        *((State.READY, to) for to in (State.BLOCKED, State.RUNNING, State.FAILED, State.CANCELED)),
-        *(
-            (State.RUNNING, to)
-            for to in (State.SCHEDULED, State.READY, State.DONE, State.FAILED, State.CANCELED)
-        ),
+        *((State.BLOCKED, to) for to in (State.SCHEDULED, State.READY, *FINISHED)),
+        *((State.SCHEDULED, to) for to in (State.BLOCKED, State.READY, *FINISHED)),
+        *((State.READY, to) for to in (State.BLOCKED, State.RUNNING, *FINISHED)),
+        *((State.RUNNING, to) for to in (State.SCHEDULED, State.READY, *FINISHED)),
         *(
             (dead, to)
             for dead in (State.FAILED, State.CANCELED)
-            for to in (State.BLOCKED, State.SCHEDULED, State.READY)
+            for to in (State.BLOCKED, State.SCHEDULED, State.READY, State.DONE)
         ),
     },
 )
@@ -144,6 +152,11 @@ class Attempted(Protocol):
     def cancel_requested(self) -> Reason | None: ...
 
 
+def interrupts(asked: Reason | None) -> bool:
+    """Whether a stop request interrupts the handler. A job of a stopping group only does not run again."""
+    return asked is not None and asked is not Reason.STOPPED
+
+
 def settle(job: Attempted, outcome: Outcome, now: int) -> Change:
     """The end of an attempt. A job that was asked to stop never goes back to wait."""
     attempts, failures, losses = job.attempts, job.failures, job.losses
@@ -155,7 +168,7 @@ def settle(job: Attempted, outcome: Outcome, now: int) -> Change:
         return Change(CANCELED, job.cancel_requested or Reason.HANDLER, attempts, failures, losses)
     if type(outcome) is RetryOutcome:
         failures += 1
-        if job.cancel_requested is None and failures >= job.max_attempts:
+        if failures >= job.max_attempts and not interrupts(job.cancel_requested):
             return Change(FAILED, Reason.EXHAUSTED, attempts, failures, losses)
         return _wait(job, Reason.RETRY, outcome.delay, now, attempts, failures)
     if type(outcome) is SnoozeOutcome:
@@ -201,59 +214,6 @@ def suspect_delay(id: str, losses: int) -> int:
     delay."""
     span = min(SUSPECT_DELAY << min(losses - SUSPECT, 32), MAX_SUSPECT_DELAY)
     return 1 + int.from_bytes(blake2b(f"{id}:{losses}".encode(), digest_size=8).digest(), "big") % span
-
-
-HISTORY = 20
-"""The number of attempts of a job in its history: the last ones."""
-_OUTCOMES: Mapping[Reason, AttemptOutcome] = {
-    Reason.RETRY: AttemptOutcome.RETRIED,
-    Reason.SNOOZED: AttemptOutcome.SNOOZED,
-    Reason.RELEASED: AttemptOutcome.RELEASED,
-    Reason.REFUSED: AttemptOutcome.REFUSED,
-    Reason.SUPERSEDED: AttemptOutcome.SUPERSEDED,
-}
-
-
-def attempt_outcome(job: Attempted, change: Change) -> AttemptOutcome:
-    """How the attempt of a running job ended that did not end done."""
-    if change.losses > job.losses:
-        return AttemptOutcome.LOST
-    if change.state is FAILED:
-        return AttemptOutcome.FAILED
-    return _OUTCOMES.get(change.reason, AttemptOutcome.CANCELED)
-
-
-def attempt_record(job: Job, change: Change, error: str | None, now: int) -> AttemptRecord:
-    """The end of the attempt of a running job, for its history. Not for an attempt that ended done."""
-    return AttemptRecord(
-        number=job.attempts,
-        counted=change.attempts == job.attempts,
-        started_at=job.started_at or 0,
-        ended_at=now,
-        owner=job.owner or "",
-        outcome=attempt_outcome(job, change),
-        error=error,
-    )
-
-
-Histories = dict[int, tuple[AttemptRecord, ...]]
-"""By seq of a job: its last attempts that did not end done, oldest first."""
-
-
-def end_attempt(histories: Histories, job: Job, change: Change, error: str | None, now: int) -> None:
-    """Keep the end of the attempt of a running job, unless it ended done. A claim that was given back without
-    an attempt is replaced by the next one with the same number: a job that no worker can run keeps the ends
-    of its attempts."""
-    if change.state is not DONE:
-        new = attempt_record(job, change, error, now)
-        place, first = (new.number, new.counted), new.number - HISTORY + 1
-        kept = [old for old in histories.get(job.seq, ()) if (old.number, old.counted) != place]
-        histories[job.seq] = (*[old for old in kept if old.number >= first], new)
-
-
-def may_have_history(job: Job) -> bool:
-    """Whether a claim of the job may have ended other than done. The fence counts the claims."""
-    return job.fence > (job.state is DONE)
 
 
 # The records that follow from a change. Every ledger that keeps whole jobs uses these functions; the SQL of

@@ -18,6 +18,7 @@ class GroupState(Word):
 class OnFailure(Word):
     CONTINUE = "continue"
     ABORT = "abort"
+    STOP = "stop"
 
 
 class _Result(msgspec.Struct, frozen=True, gc=False):
@@ -67,6 +68,18 @@ class Revived(_Result, frozen=True, gc=False, tag="revived"):
     revived: int
     refused: tuple[tuple[str, str], ...] = ()
     more: bool = False
+
+
+class Resolution(Word):
+    """How a person decided about a job that is done without an attempt of its own."""
+
+    MARKED = "marked"
+    SKIPPED = "skipped"
+
+
+class Resolved(_Result, frozen=True, gc=False, tag="resolved"):
+    id: str
+    state: State
 
 
 class Purged(_Result, frozen=True, gc=False, tag="purged"):
@@ -119,6 +132,7 @@ Result = (
     | Progressed
     | Canceled
     | Revived
+    | Resolved
     | Purged
     | Hastened
     | GroupSet

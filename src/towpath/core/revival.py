@@ -1,5 +1,5 @@
 """The rules of revival: may a failed or canceled job start again, if not, why, and which jobs are revived
-with it?"""
+with it? The same for a job that a person makes done (`Resolve`)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,25 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from towpath.core.commands import Resolve
 from towpath.core.facts import KeyTaken, Proxy, namespace, node
-from towpath.core.finish import GroupGate, Records, downstream, group_of, open_waits
-from towpath.core.job import CANCELED, FAILED, FINISHED, RUNNING, WAITING, Job, KeyPolicy, Reason, State
+from towpath.core.finish import GroupGate, Records, downstream, finish, group_of, open_waits
+from towpath.core.history import keep_attempt, resolution
+from towpath.core.job import (
+    CANCELED,
+    DONE,
+    FAILED,
+    FINISHED,
+    RUNNING,
+    WAITING,
+    Job,
+    KeyPolicy,
+    Reason,
+    State,
+)
 from towpath.core.lifecycle import counter_of, held, revived
-from towpath.core.results import GroupState
+from towpath.core.results import GroupState, Resolved
+from towpath.errors import NotResolvable, UnknownJob
 
 DEAD = frozenset({FAILED, CANCELED})
 
@@ -107,8 +121,9 @@ class Revivals(RevivalReads, Protocol):
 
     def by_seq(self, seqs: Sequence[int]) -> Iterable[Job]: ...
 
-    def revive(self, job: Job) -> set[int]:
-        """Revive a job and reopen its groups; return the jobs that may have ended only because of it."""
+    def revive(self, job: Job, *, runs: bool = True) -> set[int]:
+        """Revive a job and reopen its groups; return the jobs that may have ended only because of it. Without
+        `runs` the job ends in the same command: it takes no key and keeps its gates."""
         ...
 
 
@@ -128,9 +143,42 @@ def revive_all(found: Iterable[Job], ledger: Revivals) -> tuple[int, tuple[tuple
     return len(revived), tuple([refused[seq] for seq in sorted(refused)])
 
 
-def _revive_with_dependents(job: Job, ledger: Revivals) -> set[int]:
+def prepare_resolve(job: Job | None, command: Resolve, ledger: Revivals) -> Job | None:
+    """The job that the command makes done next; None if it is done by the same decision already. A failed or
+    canceled job is revived, with the jobs that ended only because of it. Raises `Refused`."""
+    if job is None:
+        raise UnknownJob(id=command.id)
+    if job.state is DONE and job.reason is Reason(command.outcome):
+        return None
+    if (obstacle := _resolve_obstacle(job, ledger)) is not None:
+        raise NotResolvable(id=job.id, why=obstacle)
+    if job.state in DEAD:
+        _revive_with_dependents(job, ledger, runs=False)
+    return job
+
+
+def _resolve_obstacle(job: Job, reads: RevivalReads) -> str | None:
+    if job.state is RUNNING or job.state is DONE:
+        return f"it is {job.state}" + (f" ({job.reason})" if job.reason else "")
+    if job.reason is Reason.SUPERSEDED:
+        return "superseded"
+    if job.group is not None and reads.group_state(job.group)[0] is GroupState.ABORTING:
+        return f"group {job.group} is aborting"
+    return None
+
+
+def resolve(records: Records, command: Resolve, now: int) -> Resolved:
+    job = prepare_resolve(records.find(command.id), command, RecordRevivals(records, now))
+    if job is not None:
+        keep_attempt(records.attempts, job.seq, resolution(job, command, now))
+        records.put(replace(records.jobs[job.seq], result=command.result, error=None))
+        finish(records, [job], DONE, Reason(command.outcome), now)
+    return Resolved(command.id, DONE)
+
+
+def _revive_with_dependents(job: Job, ledger: Revivals, runs: bool = True) -> set[int]:
     """Revive a job and, level by level, the jobs that ended only because of it."""
-    revived, needing = {job.seq}, ledger.revive(job)
+    revived, needing = {job.seq}, ledger.revive(job, runs=runs)
     while needing:
         level, needing = sorted(needing), set()
         for dependent in ledger.by_seq(level):
@@ -186,13 +234,13 @@ class RecordRevivals:
     def by_seq(self, seqs: Sequence[int]) -> list[Job]:
         return [self._records.jobs[seq] for seq in seqs]
 
-    def revive(self, job: Job) -> set[int]:
+    def revive(self, job: Job, *, runs: bool = True) -> set[int]:
         records = self._records
-        for group, _, _ in shut_gates(job, self):
+        for group, _, _ in shut_gates(job, self) if runs else ():
             # The failed members of the group are deleted: no member is left to wait for.
             records.drop_gate(group, job.seq)
         records.put(revived(job, open_waits(records, job), self._now))
-        if job.key is not None and job.key_policy is not KeyPolicy.SERIAL:
+        if runs and job.key is not None and job.key_policy is not KeyPolicy.SERIAL:
             records.take_key(KeyTaken((namespace(job.queue), job.key), job.id, job.seq, 0, None))
         needing = set()
         for dst, any_end in list(records.dependents(job.seq)):

@@ -16,7 +16,7 @@ from msgspec.structs import force_setattr
 
 from towpath.core import checks
 from towpath.core.commands import GroupState, Note, Noted, OnFailure, SetPart, SetQueue
-from towpath.core.job import FINISHED, WAITING, Job, Reason, State, Word, without_bodies, words_of
+from towpath.core.job import FINISHED, WAITING, Job, Reason, State, without_bodies, words_of
 from towpath.core.limits import Rate, reason_after
 from towpath.core.selection import MAX_PAGE as MAX_PAGE
 from towpath.core.selection import Query as Query
@@ -327,33 +327,6 @@ def page_of(query: Query, jobs: Iterable[Job]) -> Page:
     found = list(islice((job for job in jobs if query.matches(job)), query.limit + 1))
     page = [job if query.bodies else without_bodies(job) for job in found[: query.limit]]
     return Page(tuple(page), page_token(page[-1].seq) if len(found) > query.limit else None)
-
-
-class AttemptOutcome(Word):
-    """How an attempt ended that did not end done. A timeout is `retried` or `failed`; the error names the
-    timeout."""
-
-    RETRIED = "retried"
-    SNOOZED = "snoozed"
-    RELEASED = "released"
-    REFUSED = "refused"
-    LOST = "lost"
-    FAILED = "failed"
-    CANCELED = "canceled"
-    SUPERSEDED = "superseded"
-
-
-class AttemptRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An attempt that did not end done. `counted` is False for a claim that was given back without an attempt
-    (released, refused): the next claim has the same number."""
-
-    number: int
-    counted: bool
-    started_at: int
-    ended_at: int
-    owner: str
-    outcome: AttemptOutcome
-    error: str | None
 
 
 class Winner(msgspec.Struct, frozen=True):

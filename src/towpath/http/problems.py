@@ -112,6 +112,8 @@ def problem_of(error: errors.TowpathError) -> Problem:
             return Problem(409, "group_closed", str(error))
         case errors.NotRevivable():
             return Problem(409, "not_revivable", str(error))
+        case errors.NotResolvable():
+            return Problem(409, "not_resolvable", str(error))
         case errors.Unsupported():
             return Problem(400, "unsupported", str(error))
         case errors.NoteConflict():

@@ -147,6 +147,9 @@ ERRORS: Mapping[str, ErrorCode] = {
     "not_revivable": ErrorCode(
         409, "The job cannot be retried.", "`detail` names the obstacle; enqueue a new job otherwise."
     ),
+    "not_resolvable": ErrorCode(
+        409, "The job runs or is done, and cannot be marked or skipped.", "`detail` names the obstacle."
+    ),
     "payload_lost": ErrorCode(409, "A payload in parts was deleted meanwhile.", "Enqueue the message again."),
     "payload_too_large": ErrorCode(413, "The payload is too large.", "Store the data elsewhere."),
     "document_too_large": ErrorCode(413, "The document is too large.", "Store the data elsewhere."),

@@ -19,9 +19,9 @@ from towpath.core.checks import matches
 from towpath.core.commands import Command, Placed, Result
 from towpath.core.edges import EdgePage, EdgeQuery
 from towpath.core.explain import Explanation
+from towpath.core.history import AttemptRecord
 from towpath.core.job import Job, Spec
 from towpath.core.views import (
-    AttemptRecord,
     GroupPage,
     GroupQuery,
     GroupView,

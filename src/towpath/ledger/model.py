@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import astuple, replace
 
 from towpath.clock import Clock, SystemClock
-from towpath.core import blobs, checks, commands, facts, finish, lifecycle, views
+from towpath.core import blobs, checks, commands, facts, finish, history, lifecycle, views
 from towpath.core.admission import admit
 from towpath.core.commands import KEEP, PROMOTE, TOMBSTONE, GroupState, OnFailure, Result
 from towpath.core.edges import EdgePage, EdgeQuery, edges_in
@@ -39,7 +39,7 @@ from towpath.core.lanes import ageing_order, narrowed
 from towpath.core.lifecycle import RETENTION, Jumps, counter_of
 from towpath.core.limits import PartTurn, Pick, passed_over, permits, share, spend
 from towpath.core.results import ChunkPut, changed_anything
-from towpath.core.revival import DEAD, RecordRevivals, revive_all
+from towpath.core.revival import DEAD, RecordRevivals, resolve, revive_all
 from towpath.errors import InvalidInput, LedgerClosed, LostClaim, Refused, UnknownJob, Unsupported
 from towpath.ledger import Answer, Capabilities, LeasesOnly
 
@@ -57,7 +57,7 @@ class Rows:
     def __init__(self) -> None:
         self.jobs: dict[int, Job] = {}
         """By seq."""
-        self.attempts: lifecycle.Histories = {}
+        self.attempts: history.Histories = {}
         self.queues: dict[str, views.QueueView] = {}
         self.turns: dict[str, tuple[int, int]] = {}
         """By queue: `served` of the jobs without a part, and the virtual clock of the queue."""
@@ -262,7 +262,7 @@ class Tables(RuleReads):
         return then.get(outcome, ())
 
     def append(self, specs: Sequence[Spec], now: int) -> facts.Admission:
-        return insert(self, specs, now, facts.Origin())
+        return insert(self, specs, now, facts.Origin(closes=True))
 
     def add_gate(self, group: str, seq: int, gate: GroupGate) -> None:
         self.gates[group, seq] = gate
@@ -283,6 +283,9 @@ class Tables(RuleReads):
 def insert(tables: Tables, specs: Sequence[Spec], now: int, origin: facts.Origin | None) -> facts.Admission:
     """Decide an append and write the admission, without its consequences."""
     admission = admit(specs, facts.gather(tables, specs, now), now, tables.next_seq, origin)
+    for id in admission.opened:
+        open_group(tables, commands.Open(id), now)
+        tables.set_group(id, state=SEALED)
     for job in admission.jobs:
         tables.put(job)
     tables.next_seq += admission.numbers
@@ -490,7 +493,7 @@ def settle(tables: Tables, command: commands.Settle, now: int) -> Result:
     job = tables.jobs[job.seq]
     change = lifecycle.settle(job, command.outcome, now)
     settled = lifecycle.settled(job, change, command.outcome)
-    lifecycle.end_attempt(tables.attempts, job, change, getattr(command.outcome, "error", None), now)
+    history.end_attempt(tables.attempts, job, change, getattr(command.outcome, "error", None), now)
     if isinstance(command.outcome, Release | Refuse):
         tables.spend(job, -1, now)
     if change.state in FINISHED:
@@ -523,7 +526,9 @@ def selected(tables: Tables, where: commands.Selector, states: Iterable[State]) 
 
 def cancel(tables: Tables, command: commands.Cancel, now: int) -> Result:
     found = selected(tables, command.where, UNFINISHED)
-    found = [job for job in found if job.state is not RUNNING or job.cancel_requested is None]
+    found = [
+        job for job in found if job.state is not RUNNING or not lifecycle.interrupts(job.cancel_requested)
+    ]
     jobs = found[: command.limit]
     return commands.Canceled(*finish.cancel(tables, jobs, now), len(found) > command.limit)
 
@@ -752,6 +757,7 @@ HANDLERS: Mapping[type, Callable[[Tables, Any, int], Result]] = {
     commands.Progress: progress,
     commands.Cancel: cancel,
     commands.Revive: revive,
+    commands.Resolve: resolve,
     commands.Purge: purge,
     commands.Hasten: hasten,
     commands.Open: open_group,
@@ -839,7 +845,7 @@ class ModelLedger:
             jobs = [job for job in jobs if (job.seq > mark if query.oldest_first else job.seq < mark)]
         return views.page_of(query, jobs)
 
-    def attempts(self, id: str) -> list[views.AttemptRecord]:
+    def attempts(self, id: str) -> list[history.AttemptRecord]:
         tables = self._open()
         return [end for seq, ends in tables.attempts.items() if tables.jobs[seq].id == id for end in ends]
 

@@ -67,7 +67,7 @@ class Group:
         self.id = id or new_id()
         self._on_failure = OnFailure(on_failure) if on_failure in list(OnFailure) else None
         if self._on_failure is None:
-            raise InvalidInput(field="on_failure", value=on_failure, expected="continue or abort")
+            raise InvalidInput(field="on_failure", value=on_failure, expected="continue, abort or stop")
         self._calls: list[Call[Any]] = []
         self._then: Call[Any] | None = None
         self._branches: Mapping[str, Call[Any]] = {}

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from towpath.core.commands import Note, Progress, Progressed
 from towpath.core.job import STATE_TTL, ClaimedJob, Job, Reason, Spec, state_key
+from towpath.core.lifecycle import interrupts
 from towpath.core.views import JobStatus
 from towpath.errors import InvalidInput, JobCanceled, JobFailed, LostClaim, NotInJob, Unsupported
 from towpath.runtime.commit.pending import Reply
@@ -59,7 +60,7 @@ class Stoppable:
     __slots__ = ("_complete", "_seen", "asked", "lost")
 
     def __init__(self, asked: Reason | None) -> None:
-        self.asked = asked
+        self.asked = asked if interrupts(asked) else None
         """The reason of the request to stop, if there is one."""
         self.lost = False
         """Another process holds the job: the ledger refuses every outcome of this attempt."""
@@ -69,7 +70,7 @@ class Stoppable:
     def cancelled(self) -> bool:
         """True if the job is asked to stop or the claim is lost. A long handler checks this now and then. If
         the handler has read True and returns, the job is stopped and not done, unless the handler returns
-        `finished(value)`."""
+        `finished(value)`. A group that stops after a failure does not ask its running members."""
         if self.asked is None and not self.lost:
             return False
         self._seen = True
@@ -95,8 +96,9 @@ class Stoppable:
     # For the worker
 
     def ask(self, reason: Reason) -> None:
-        """Set the request to stop."""
-        self.asked = self.asked or reason
+        """Set the request to stop, unless it is one that does not interrupt handlers."""
+        if interrupts(reason):
+            self.asked = self.asked or reason
 
     def interrupt(self) -> None:
         """The request to stop was raised inside the handler."""

@@ -24,12 +24,11 @@ from towpath.core.commands import (
     Unseal,
 )
 from towpath.core.explain import Explanation, cause_of
+from towpath.core.history import AttemptOutcome, AttemptRecord
 from towpath.core.ids import callback_id
 from towpath.core.job import CANCELED, DONE, FINISHED, Job, Reason, Spec, State
 from towpath.core.views import (
     MAX_PAGE,
-    AttemptOutcome,
-    AttemptRecord,
     GroupStatus,
     JobStatus,
     Query,
@@ -62,7 +61,8 @@ R_co = TypeVar("R_co", covariant=True)
 @dataclass(frozen=True, slots=True)
 class AttemptView(Readable):
     """An attempt that did not end done. `error` is its failure with its traceback. `counted` is False for a
-    claim that a worker gave back without an attempt (released, refused): the next one has its number."""
+    claim that a worker gave back without an attempt (released, refused): the next one has its number. An
+    entry `marked` or `skipped` is the decision of a person, `worker`, with its reason as `error`."""
 
     number: int
     outcome: AttemptOutcome
@@ -202,7 +202,8 @@ def value_of(ledger: Ledger, job: Job, decode: Callable[[bytes | None], Any]) ->
     """The result of a finished job, or its end as an exception. An unfinished job is a member of an aborted
     group, which does not wait for the jobs that represent its members."""
     if job.state is DONE:
-        return decode(job.result)
+        # A job that a person marked or skipped may have no result, whatever its task returns.
+        return None if job.result is None and job.reason else decode(job.result)
     if job.state is CANCELED or job.state not in FINISHED:
         raise JobCanceled(
             id=job.id, reason=job.reason.value if job.state is CANCELED else Reason.ABORTED.value
@@ -364,13 +365,14 @@ class GroupHandle(Generic[R_co]):
         report = _inside(f"group {self.id}", timeout, wait_inside)
         return group_status(await self._engine.watch.agroup(self.id, timeout, report))
 
-    def cancel(self) -> None:
-        """Cancel the waiting jobs, ask the running jobs to stop, and close the group."""
-        self._engine.call(Abort(self.id))
+    def cancel(self, *, stop: bool = False) -> None:
+        """Cancel the waiting jobs, ask the running jobs to stop, and close the group. With `stop` the running
+        jobs are not interrupted, and none of them is retried."""
+        self._engine.call(Abort(self.id, stop))
 
     @same_as(cancel)
-    async def acancel(self) -> None:
-        await self._engine.acall(Abort(self.id))
+    async def acancel(self, *, stop: bool = False) -> None:
+        await self._engine.acall(Abort(self.id, stop))
 
     def retry(self) -> int:
         """Revive the failed and canceled jobs of the group; return how many. The group is open again until

@@ -18,6 +18,7 @@ from towpath.testing.suite.bad_input import BadInputSuite
 from towpath.testing.suite.batches import BatchSuite, RepeatSuite
 from towpath.testing.suite.blobs import BlobSuite, BlobSweepSuite
 from towpath.testing.suite.bulk import CancelSuite, PurgeSuite
+from towpath.testing.suite.callbacks import CallbackSuite
 from towpath.testing.suite.claim import ClaimSuite, QueueGateSuite, SuspectSuite
 from towpath.testing.suite.groups import CascadeSuite, GroupListSuite, GroupSuite, ThenSuite
 from towpath.testing.suite.harness import Harness, Suite, checked
@@ -30,8 +31,10 @@ from towpath.testing.suite.proxies import ProxySuite
 from towpath.testing.suite.reads import ExplainSuite, ReadSuite
 from towpath.testing.suite.records import RecordSuite
 from towpath.testing.suite.relations import RelationSuite
+from towpath.testing.suite.resolve import ResolveSuite
 from towpath.testing.suite.revive import ReopenSuite, ReviveSuite
 from towpath.testing.suite.settle import RenewSuite, SettleSuite
+from towpath.testing.suite.stops import StopSuite
 from towpath.testing.suite.unused_queues import UnusedQueueSuite
 from towpath.testing.suite.upkeep import DeadOwnerSuite, DueSuite, ReapSuite, UpkeepSuite
 
@@ -59,10 +62,13 @@ SUITES: tuple[type[Suite], ...] = (
     GroupListSuite,
     PauseSuite,
     ThenSuite,
+    CallbackSuite,
+    StopSuite,
     CancelSuite,
     PurgeSuite,
     ReviveSuite,
     ReopenSuite,
+    ResolveSuite,
     ProxySuite,
     NoteSuite,
     ReapSuite,
@@ -103,10 +109,13 @@ class LedgerSuite(
     GroupListSuite,
     PauseSuite,
     ThenSuite,
+    CallbackSuite,
+    StopSuite,
     CancelSuite,
     PurgeSuite,
     ReviveSuite,
     ReopenSuite,
+    ResolveSuite,
     ProxySuite,
     NoteSuite,
     ReapSuite,

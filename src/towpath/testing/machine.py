@@ -23,6 +23,8 @@ from towpath.core.commands import (
     Progress,
     Purge,
     Renew,
+    Resolution,
+    Resolve,
     Revive,
     Seal,
     Selector,
@@ -49,7 +51,7 @@ from towpath.core.job import (
 )
 from towpath.core.limits import Rate
 from towpath.testing.clock import START
-from towpath.testing.moves import KEYS, LEASES, NOTES, OWNERS, PARTS, PATTERNS, QUEUES, WANTED
+from towpath.testing.draws import KEYS, LEASES, NOTES, OWNERS, PARTS, PATTERNS, QUEUES, WANTED
 from towpath.testing.pair import Factory, Pair
 
 GROUPS = ("g", "h", "i")
@@ -238,6 +240,14 @@ class LedgerMachine(_Played):
     @rule(group=_groups, kind=st.sampled_from((Seal, Seal, Unseal, Abort)))
     def seal_or_abort(self, group: str, kind: type[Seal | Unseal | Abort]) -> None:
         self.play(kind(group))
+
+    @rule(group=_groups)
+    def stop(self, group: str) -> None:
+        self.play(Abort(group, stop=True))
+
+    @rule(id=_ids, outcome=st.sampled_from(Resolution))
+    def resolve(self, id: str, outcome: Resolution) -> None:
+        self.play(Resolve(id, outcome, "a reason", OWNERS[0]))
 
     @rule(
         queue=_queues,

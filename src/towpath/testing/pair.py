@@ -13,7 +13,7 @@ from towpath.core.job import COLUMNS, State
 from towpath.core.views import GroupPage, GroupQuery, NoteQuery, Query
 from towpath.errors import CommandFailed, TowpathError
 from towpath.ledger import Answer, Ledger
-from towpath.testing.moves import NOTES, PARENTS, PARTS, QUEUES
+from towpath.testing.draws import NOTES, PARENTS, PARTS, QUEUES
 
 Factory = Callable[[], Ledger]
 

@@ -45,6 +45,18 @@ def test_branches(remote: Remote, queue: str) -> None:
     assert remote.ask("GET", f"groups/{group['id']}").json["state"] == "sealed"
 
 
+def test_a_stop_lets_running_jobs_end(remote: Remote, queue: str) -> None:
+    group = create(remote, queue)
+    message = remote.app.queue(queue).get()
+    assert message is not None
+    answer = remote.ask("POST", f"groups/{group['id']}/abort?stop=true")
+    assert (answer.status, answer.json["state"], answer.json["unfinished"]) == (200, "aborting", 1)
+    message.ack()
+    status = remote.ask("GET", f"groups/{group['id']}").json
+    assert (status["outcome"], status["done"]) == ("canceled", 1)
+    assert remote.ask("POST", f"groups/{group['id']}/abort?stop=perhaps").error == "invalid_argument"
+
+
 def test_pause_and_resume(remote: Remote, queue: str) -> None:
     group = create(remote, queue)
     answer = remote.ask("POST", f"groups/{group['id']}/pause", {"why": "deploy"})

@@ -303,3 +303,24 @@ def test_a_wait_does_not_miss_the_end(remote: Remote, queue: str) -> None:
     for thread in threads:
         thread.join(WAIT)
     assert states == dict.fromkeys(ids, "done")
+
+
+def test_resolve_makes_a_job_done(remote: Remote, queue: str) -> None:
+    first = enqueue(remote, queue, delay=3600)
+    second = enqueue(remote, queue, after=[first])
+    body = {"outcome": "marked", "why": "copied by hand", "by": "ada", "result": {"rows": 7}}
+    answer = remote.ask("POST", f"jobs/{first}/resolve", body)
+    assert (answer.status, answer.json["state"], answer.json["reason"]) == (200, "done", "marked")
+    assert answer.json["result"] == {"rows": 7}
+    assert remote.ask("GET", f"jobs/{second}").json["state"] == "ready"
+    (decision,) = remote.ask("GET", f"jobs/{first}/history").json["attempts"]
+    assert (decision["outcome"], decision["worker"], decision["error"]) == ("marked", "ada", "copied by hand")
+    assert remote.ask("POST", f"jobs/{first}/resolve", body).status == 200
+    answer = remote.ask("POST", f"jobs/{first}/resolve", {"outcome": "skipped", "why": "again"})
+    assert (answer.status, answer.error) == (409, "not_resolvable")
+    answer = remote.ask("POST", f"jobs/{second}/resolve", {"outcome": "skipped", "why": "not needed"})
+    assert (answer.status, answer.json["reason"], answer.json["result"]) == (200, "skipped", None)
+    assert remote.ask("GET", f"jobs/{second}/history").json["attempts"][0]["worker"] != ""
+    for wrong in ({"outcome": "lost", "why": "x"}, {"outcome": "marked"}, {"outcome": "marked", "why": ""}):
+        assert remote.ask("POST", f"jobs/{second}/resolve", wrong).status == 400
+    assert remote.ask("POST", "jobs/none/resolve", body).error == "unknown_job"

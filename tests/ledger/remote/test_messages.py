@@ -32,7 +32,7 @@ from towpath.ledger.remote.messages import (
 from towpath.testing.clock import START
 from towpath.testing.moves import Moves
 
-FINGERPRINTS = {1: "76e6f35d2c226364"}
+FINGERPRINTS = {1: "c67ae9e083aa3894"}
 """Format -> fingerprint of the types in requests and responses."""
 PARSERS: tuple[Callable[[bytes], object], ...] = (
     messages.apply_request,

@@ -19,7 +19,8 @@ import towpath
 from tests.support.running import working
 from tests.support.waiting import WAIT, until
 from towpath import App, Exponential, State, commands
-from towpath.commands import Query, Spec
+from towpath.commands import GroupState, Query, Spec
+from towpath.core.job import Reason
 from towpath.errors import JobCanceled, JobFailed
 
 pytestmark = pytest.mark.ledgers("sqlite", "postgres")
@@ -152,6 +153,93 @@ def test_cancel_is_seen_by_a_handler_in_a_thread(app: App) -> None:
         handle.cancel()
         with pytest.raises(JobCanceled):
             handle.result(WAIT)
+
+
+def test_a_stopping_group_does_not_interrupt_its_running_handlers(app: App) -> None:
+    """The loop and thread handlers that have begun end done; a claim that has not begun is not begun; a
+    retry ends the job."""
+    begun = threading.Semaphore(0)
+    stopped, begun_late = threading.Event(), list[int]()
+
+    def wait_for_the_stop() -> bool:
+        begun.release()
+        assert stopped.wait(WAIT)
+        towpath.current().progress(1)
+        return towpath.current().cancelled
+
+    @app.task
+    async def on_the_loop() -> bool:
+        return await asyncio.to_thread(wait_for_the_stop)
+
+    @app.task
+    def in_a_thread() -> bool:
+        return wait_for_the_stop()
+
+    @app.task
+    def again() -> None:
+        wait_for_the_stop()
+        raise ValueError("not yet")
+
+    @app.task
+    def late(n: int) -> None:
+        begun_late.append(n)
+
+    @app.task(max_attempts=1)
+    def fails() -> None:
+        for _ in range(3):
+            assert begun.acquire(timeout=WAIT)
+        raise ValueError("broken")
+
+    calls = [on_the_loop.of(), in_a_thread.of(), again.of(), fails.of()]
+    with working(app, lease=0.3, concurrency=4):
+        group = app.group([*calls, *[late.of(n) for n in range(8)]], on_failure="stop")
+        until(lambda: group.status().state is GroupState.ABORTING)
+        jobs = {job.kind.rpartition(".")[2]: job for job in app.ledger.find(Query(group=group.id)).jobs}
+        assert jobs["in_a_thread"].cancel_requested is Reason.STOPPED
+        until(lambda: app.ledger.queues()["default"].counts.running == 3)
+        # The heartbeat has passed the request.
+        until_renewed(app, jobs["in_a_thread"].id)
+        stopped.set()
+        until(lambda: group.status().state is GroupState.CLOSED)
+        found = {name: app.ledger.get(job.id) for name, job in jobs.items()}
+    assert begun_late == []
+    ends = {name: (job.state, job.reason, job.result) for name, job in found.items() if job is not None}
+    assert ends["on_the_loop"] == ends["in_a_thread"] == (State.DONE, "", b"false")
+    assert ends["again"] == (State.CANCELED, "stopped", None)
+    assert ends["late"] == (State.CANCELED, "stopped", None)
+    assert group.status().outcome is State.FAILED
+
+
+def test_an_abort_interrupts_handlers_of_a_stopping_group(app: App) -> None:
+    started = threading.Event()
+
+    @app.task
+    async def patient() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    with working(app, lease=0.3):
+        group = app.group([patient.of()])
+        assert started.wait(WAIT)
+        app.engine.call(commands.Abort(group.id, stop=True))
+        (job,) = app.ledger.find(Query(group=group.id)).jobs
+        until_renewed(app, job.id)
+        app.engine.call(commands.Abort(group.id))
+        until(lambda: group.status().state is GroupState.CLOSED)
+        assert app.ledger.get(job.id).reason is Reason.ABORTED  # type: ignore[union-attr]
+
+
+def until_renewed(app: App, id: str) -> None:
+    """Wait for two heartbeats: the reply to the first has been handled."""
+    seen: set[int | None] = set()
+
+    def renewed() -> bool:
+        job = app.ledger.get(id)
+        assert job is not None
+        seen.add(job.lease_until)
+        return len(seen) > 2
+
+    until(renewed)
 
 
 def test_drain_lets_running_jobs_finish_and_gives_the_rest_back(app: App) -> None:

@@ -39,6 +39,10 @@ class GroupArguments(PageArguments, forbid_unknown_fields=True, kw_only=True):
     ascending: Annotated[bool, Meta(description="In the order of the ids, so the oldest first.")] = False
 
 
+class AbortArguments(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    stop: Annotated[bool, Meta(description="Let running jobs end; cancel only the waiting jobs.")] = False
+
+
 class NewGroup(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Jobs that run concurrently. `then` runs when all have ended, whatever their outcome; instead of it,
     `branches` has a job for an outcome of the group. The ids of the jobs are derived from the id of the
@@ -47,7 +51,7 @@ class NewGroup(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     calls: Annotated[list[NewJob], Meta(min_length=1, max_length=MAX_JOBS)]
     then: NewJob | None = None
     branches: dict[Outcome, NewJob] = {}
-    on_failure: Literal["continue", "abort"] = "continue"
+    on_failure: Literal["continue", "abort", "stop"] = "continue"
     id: Annotated[str, Meta(max_length=200)] = ""
 
 
@@ -134,6 +138,7 @@ class GroupRoutes:
                 path="/v1/groups/{id}/abort",
                 handler=self.abort,
                 summary="Cancel the waiting jobs of a group, ask the running jobs to stop.",
+                arguments=AbortArguments,
             ),
             change(
                 path="/v1/groups/{id}/retry",
@@ -210,9 +215,10 @@ class GroupRoutes:
         await exchange.answer(status, 202 if waits else 200)
 
     async def abort(self, exchange: Exchange) -> None:
+        arguments = exchange.query(AbortArguments)
         group = await self._group(exchange)
-        await group.acancel()
-        await self._changed(exchange, "abort", group)
+        await group.acancel(stop=arguments.stop)
+        await self._changed(exchange, "stop" if arguments.stop else "abort", group)
 
     async def retry(self, exchange: Exchange) -> None:
         group = await self._group(exchange)

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from towpath.app import App
 from towpath.core import checks
-from towpath.core.commands import Append, Appended
+from towpath.core.commands import Append, Appended, Resolution, Resolve
 from towpath.core.explain import Explanation
 from towpath.core.job import FINISHED, Job, Reason, State
 from towpath.core.views import JobStatus
@@ -41,6 +41,7 @@ from towpath.http.context import ServerContext
 from towpath.http.exchange import Exchange
 from towpath.http.problems import bad_argument
 from towpath.http.table import Route
+from towpath.tasks.codec import encode
 from towpath.tasks.handles import AttemptView, JobHandle
 
 MAX_WAIT = 300
@@ -102,6 +103,16 @@ class JobChange(msgspec.Struct, kw_only=True):
     changed: bool
     state: State
     cancel_requested: Reason | None
+
+
+class ResolveRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The decision of a person: `marked` if the effect of the job exists, `skipped` if it is not needed. `by`
+    is the name of the person; without it, the name of the client."""
+
+    outcome: Resolution
+    why: Annotated[str, Meta(min_length=1, max_length=1000)]
+    by: Annotated[str, Meta(max_length=checks.MAX_NAME)] = ""
+    result: Any = None
 
 
 class JobHistory(msgspec.Struct, kw_only=True):
@@ -197,6 +208,14 @@ class JobRoutes:
                 response=JobChange,
                 errors=("unknown_job", "not_revivable"),
             ),
+            change(
+                path="/v1/jobs/{id}/resolve",
+                handler=self.resolve,
+                summary="Make a waiting, failed or canceled job done by the decision of a person.",
+                request=ResolveRequest,
+                response=JobStatus,
+                errors=("unknown_job", "not_resolvable"),
+            ),
         )
 
     def _bulk(self) -> tuple[Route, ...]:
@@ -284,6 +303,15 @@ class JobRoutes:
         await self._handle(job).aretry()
         audit(exchange, "retry", f"job {job.id}", 1)
         await self._changed(exchange, True)
+
+    async def resolve(self, exchange: Exchange) -> None:
+        job = await self._job(exchange, Right.ADMIN)
+        request = await exchange.request(ResolveRequest)
+        result = None if request.result is None else encode(request.result)
+        by = request.by or exchange.principal.name
+        await self._engine.acall(Resolve(job.id, request.outcome, request.why, by, result))
+        audit(exchange, request.outcome, f"job {job.id}", 1)
+        await self.show(exchange)
 
     async def cancel_many(self, exchange: Exchange) -> None:
         await change_selected(self._context, exchange, "cancel", _UNFINISHED, cancel_all)

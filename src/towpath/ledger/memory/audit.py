@@ -12,8 +12,11 @@ from towpath.core import blobs
 from towpath.core.commands import GroupState
 from towpath.core.facts import Proxy, namespace, node
 from towpath.core.finish import groups_waiting, open_groups
+from towpath.core.history import HISTORY
 from towpath.core.job import FINISHED, SUSPECT, WAITING, Job, KeyPolicy, State
-from towpath.core.lifecycle import HISTORY, inconsistencies
+from towpath.core.lifecycle import (
+    inconsistencies,
+)
 from towpath.ledger.memory.rows import GroupRecord, QueueRecord
 from towpath.ledger.memory.store import MemoryRelations, MemoryStore
 

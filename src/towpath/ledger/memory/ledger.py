@@ -23,6 +23,7 @@ from towpath.core.commands import (
     Purge,
     PutChunk,
     Renew,
+    Resolve,
     Result,
     Revive,
     SetPart,
@@ -34,11 +35,12 @@ from towpath.core.commands import (
 from towpath.core.edges import EdgePage, EdgeQuery, edges_in
 from towpath.core.explain import Explanation, explain, job_facts
 from towpath.core.finish import GROUP_COMMANDS
+from towpath.core.history import AttemptRecord
 from towpath.core.ids import denotes
 from towpath.core.job import ClaimedJob, Job, State, without_bodies
 from towpath.core.results import changed_anything
+from towpath.core.revival import resolve
 from towpath.core.views import (
-    AttemptRecord,
     GroupPage,
     GroupQuery,
     GroupView,
@@ -119,6 +121,7 @@ _HANDLERS: dict[type, Handler] = {
     Progress: claim.progress,
     Cancel: _tokened(bulk.cancel),
     Revive: _tokened(bulk.revive),
+    Resolve: _on_records(resolve),
     Purge: _tokened(bulk.purge),
     Hasten: ageing.hasten,
     Open: settle.open_group,

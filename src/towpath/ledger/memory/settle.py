@@ -9,7 +9,17 @@ from msgspec.structs import replace
 
 from towpath.core.admission import admit
 from towpath.core.blobs import BlobFact, BlobRow
-from towpath.core.commands import TOMBSTONE, Append, Appended, GroupSet, Open, Settle, Settled
+from towpath.core.commands import (
+    TOMBSTONE,
+    Append,
+    Appended,
+    GroupSet,
+    GroupState,
+    OnFailure,
+    Open,
+    Settle,
+    Settled,
+)
 from towpath.core.facts import (
     Admission,
     AppendFacts,
@@ -28,14 +38,21 @@ from towpath.core.facts import (
 from towpath.core.finish import (
     EndCascade,
     GroupGate,
+    ask_to_stop,
     downstream,
     finish,
     finish_admitted,
     give_back,
     settled_before,
 )
+from towpath.core.history import end_attempt
 from towpath.core.job import DONE, FINISHED, RUNNING, Done, Job, Reason, Refuse, Release, Spec, State
-from towpath.core.lifecycle import RETENTION, completed, end_attempt, ended, settled
+from towpath.core.lifecycle import (
+    RETENTION,
+    completed,
+    ended,
+    settled,
+)
 from towpath.core.lifecycle import settle as settle_change
 from towpath.core.limits import spend
 from towpath.core.views import plan_notes
@@ -73,6 +90,9 @@ def _decide(store: MemoryStore, specs: Sequence[Spec], now: int, origin: Origin 
 def _insert(store: MemoryStore, admission: Admission, now: int) -> None:
     """Write an admission without its consequences."""
     after = store.next_seq + admission.numbers
+    for id in admission.opened:
+        store.groups[id] = GroupRecord(id, OnFailure.CONTINUE, {}, now)
+        store.groups[id].state = GroupState.SEALED
     store.add(admission.jobs)
     store.next_seq = after
     for queue, name, count in admission.spent:
@@ -93,8 +113,7 @@ def _insert(store: MemoryStore, admission: Admission, now: int) -> None:
         return
     for seq in admission.asked:
         job = store.jobs[seq]
-        if job.cancel_requested is None:
-            store.put(job, replace(job, cancel_requested=Reason.SUPERSEDED))
+        ask_to_stop(MemoryRecords(store), job, Reason.SUPERSEDED)
     _write_keys(store, admission, now)
 
 
@@ -234,7 +253,7 @@ def open_group(store: MemoryStore, command: Open, now: int) -> GroupSet:
 
 def _end(store: MemoryStore, job: Job, new: Job) -> None:
     """Store a job that has ended. `EndCascade` handles the jobs and groups that wait for it."""
-    if new.state is DONE and job.part is None and job.group is None:
+    if job.state is RUNNING and new.state is DONE and job.part is None and job.group is None:
         store.put_done(store.queues[job.queue], new)
     else:
         store.put(job, new)
@@ -274,7 +293,7 @@ class MemoryRecords(MemoryRelations):
         return self._store.groups[group].then.pop(outcome, ())
 
     def append(self, specs: Sequence[Spec], now: int) -> Admission:
-        admission = _decide(self._store, specs, now, Origin())
+        admission = _decide(self._store, specs, now, Origin(closes=True))
         _insert(self._store, admission, now)
         return admission
 

@@ -12,8 +12,12 @@ from towpath.core.blobs import BLOB_TTL, BlobFact, BlobRow, PutChunk, check_put
 from towpath.core.commands import TOMBSTONE, Note, Noted, QueueSet, Result, SetPart, SetQueue
 from towpath.core.facts import KeyName, KeyTaken, Proxy, Tombstone, namespace
 from towpath.core.finish import GroupGate
+from towpath.core.history import Histories
 from towpath.core.job import DONE, READY, RUNNING, SCHEDULED, SUSPECT, WAITING, Job, KeyPolicy
-from towpath.core.lifecycle import RETENTION, Histories, Jumps
+from towpath.core.lifecycle import (
+    RETENTION,
+    Jumps,
+)
 from towpath.core.results import ChunkPut
 from towpath.core.views import GroupView, NotePlan, NoteView, given_settings, plan_notes
 from towpath.ledger.memory.rows import GroupRecord, PartRecord, QueueRecord, Timeline

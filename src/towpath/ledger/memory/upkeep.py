@@ -26,6 +26,7 @@ from towpath.core.commands import (
 from towpath.core.facts import KeyName
 from towpath.core.job import FINISHED, Job, State
 from towpath.core.lanes import ageing_order
+from towpath.core.lifecycle import interrupts
 from towpath.core.revival import DEAD, RecordRevivals, revive_all
 from towpath.core.views import QUEUE_KEPT, is_unused
 from towpath.ledger.memory.claim import wake
@@ -255,7 +256,9 @@ def _selected(
     where = command.where
     found = (job for job in _candidates(store, where) if job.state in states and where.matches(job))
     if isinstance(command, Cancel):
-        found = (job for job in found if job.state is not State.RUNNING or job.cancel_requested is None)
+        found = (
+            job for job in found if job.state is not State.RUNNING or not interrupts(job.cancel_requested)
+        )
     jobs = list(islice(found, command.limit + 1))
     return jobs[: command.limit], len(jobs) > command.limit
 

@@ -10,8 +10,9 @@ import msgspec
 from psycopg.abc import Query as PgQuery
 
 from towpath.core.blobs import HEADER
+from towpath.core.history import HISTORY
 from towpath.core.job import Job
-from towpath.core.lifecycle import HISTORY
+from towpath.core.lifecycle import REASONS
 from towpath.core.views import NoteView
 from towpath.ledger.postgres.rows import Connection, PostgresDb
 from towpath.ledger.postgres.statements import AGAIN, JOB, Statements
@@ -69,14 +70,12 @@ SIDE: Mapping[str, Side] = {
     ),
 }
 
+_REASONS = "\n    ".join(
+    "WHEN '{}' THEN reason IN ('{}')".format(state, "', '".join(sorted(reasons)))
+    for state, reasons in REASONS.items()
+)
 _CONSISTENT = f"""CASE state
-    WHEN 'ready' THEN reason IN ('', 'retry', 'snoozed', 'released', 'lost', 'revived')
-    WHEN 'running' THEN reason = ''
-    WHEN 'done' THEN reason = ''
-    WHEN 'blocked' THEN reason IN ('', 'revived')
-    WHEN 'scheduled' THEN reason IN ('delay', 'retry', 'snoozed', 'refused', 'released', 'lost', 'revived')
-    WHEN 'failed' THEN reason IN ('exhausted', 'fatal', 'lost', 'expired', 'dependency')
-    WHEN 'canceled' THEN reason IN ('requested', 'handler', 'superseded', 'aborted', 'dependency')
+    {_REASONS}
     ELSE false END
     AND (state = 'blocked') = (waits > 0) AND (state = 'running') = (owner IS NOT NULL)
     AND (owner IS NULL) = (lease_until IS NULL)

@@ -34,6 +34,7 @@ PLAIN = (
 run of specs shares."""
 
 TYPES: Mapping[str, Sequence[str]] = {
+    "attempt": ("bigint", "bigint", "smallint", "bigint", "bigint", "text", "text", "text"),
     "body": ("bigint", "smallint", "bytea"),
     "edge": ("bigint", "bigint", "boolean"),
     "gate": ("text", "bigint", "boolean", "text"),
@@ -50,7 +51,7 @@ TYPES: Mapping[str, Sequence[str]] = {
 # fmt: off
 KEYS: Mapping[str, int] = {
     "body": 2, "edge": 2, "gate": 2, "proxy": 1, "name": 2, "key": 2, "tombstone": 1, "note": 1, "then": 1,
-    "group": 1, "blob": 1, "chunk": 2,
+    "group": 1, "blob": 1, "chunk": 2, "attempt": 3,
 }
 # fmt: on
 """The number of leading columns that are the primary key."""

@@ -222,9 +222,9 @@ class PostgresTransaction(Transaction):
         self._flush_before(wanted.difference(self.queues))
         super().load_queues(wanted)
 
-    def forget_queues(self, names: Iterable[str]) -> None:
+    def _forget_queues(self, names: Iterable[str]) -> None:
         gone = set(names)
-        super().forget_queues(gone)
+        super()._forget_queues(gone)
         self.gated -= gone
         self._folded_queues -= gone
 

@@ -14,9 +14,9 @@ from towpath.core import checks
 from towpath.core.commands import Command, Settle
 from towpath.core.edges import EdgePage, EdgeQuery
 from towpath.core.explain import Explanation
+from towpath.core.history import AttemptRecord
 from towpath.core.job import Job
 from towpath.core.views import (
-    AttemptRecord,
     GroupPage,
     GroupQuery,
     GroupView,

@@ -16,10 +16,10 @@ from towpath.core import checks
 from towpath.core.commands import Command
 from towpath.core.edges import EdgePage, EdgeQuery
 from towpath.core.explain import Explanation
+from towpath.core.history import AttemptRecord
 from towpath.core.job import Job, Spec
 from towpath.core.results import Result
 from towpath.core.views import (
-    AttemptRecord,
     GroupPage,
     GroupQuery,
     GroupView,

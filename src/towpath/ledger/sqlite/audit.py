@@ -7,8 +7,8 @@ from typing import Any
 import apsw
 
 from towpath.core.blobs import HEADER
+from towpath.core.history import HISTORY
 from towpath.core.job import Job
-from towpath.core.lifecycle import HISTORY
 from towpath.core.views import NoteView
 from towpath.ledger.sqlite import rows as jobs
 from towpath.ledger.sqlite.rows import SLOTS

@@ -276,7 +276,7 @@ def matching(
     where.match(selector)
     where.states(tuple(states))
     if unasked:
-        where.add("(j.state <> 'running' OR j.cancel_requested IS NULL)")
+        where.add("(j.state <> 'running' OR coalesce(j.cancel_requested, 'stopped') = 'stopped')")
     return _jobs(db, "towpath_job j", where, "ASC", limit)
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from towpath.core.admission import admit, new_job
-from towpath.core.commands import TOMBSTONE, Append, Appended
+from towpath.core.admission import admit, failed_jobs
+from towpath.core.commands import TOMBSTONE, Append, Appended, GroupState
 from towpath.core.facts import (
     Admission,
     AppendFacts,
@@ -29,13 +29,13 @@ from towpath.core.facts import (
     places_of,
     walks,
 )
-from towpath.core.job import FINISHED, Reason, Spec, State
+from towpath.core.job import FINISHED, Job, Reason, Spec, State
 from towpath.core.limits import spend
 from towpath.errors import Refused
 from towpath.ledger.tables import finish
 from towpath.ledger.tables.blobs import blob_facts
 from towpath.ledger.tables.database import ERROR, array
-from towpath.ledger.tables.transaction import Transaction, load_parts, recount
+from towpath.ledger.tables.transaction import GroupRow, Transaction, load_parts, recount
 
 
 def append(tx: Transaction, commands: Sequence[Append]) -> list[Appended | Refused]:
@@ -74,20 +74,18 @@ def place_or_fail(tx: Transaction, specs: Sequence[Spec]) -> None:
     except Refused as refusal:
         why = str(refusal)
     known = _known(tx, {spec.id for spec in specs})
-    new = {
-        spec.id: msgspec.structs.replace(spec, after=(), group=None, blob=None, blob_size=0)
-        for spec in specs
-        if spec.id not in known
-    }
+    new = {spec.id: spec for spec in specs if spec.id not in known}
     if not new:
         return
-    first = tx.take_seqs(len(new))
-    ending = State.FAILED, Reason.FATAL, None
-    jobs = [new_job(spec, first + n, tx.now, None, 0, ending) for n, spec in enumerate(new.values())]
+    jobs = failed_jobs(new.values(), tx.take_seqs(len(new)), tx.now, why)
     tx.wrote = True
     tx.db.add_jobs(jobs)
-    tx.db.put_bodies([(job.seq, ERROR, why.encode()) for job in jobs])
+    _put_errors(tx, jobs)
     tx.move(Counter((job.queue, job.part, None, job.state) for job in jobs))
+
+
+def _put_errors(tx: Transaction, jobs: Sequence[Job]) -> None:
+    tx.db.put_bodies([(job.seq, ERROR, job.error.encode()) for job in jobs if job.error is not None])
 
 
 class Decision(NamedTuple):
@@ -276,7 +274,11 @@ def insert_admitted(tx: Transaction, decision: Decision) -> Admission:
     if not jobs and not admission.aliases:
         return admission
     tx.wrote = True
+    for id in admission.opened:
+        tx.new_group(GroupRow(id, GroupState.SEALED, created_at=tx.now))
     tx.db.add_jobs(jobs)
+    if decision.origin is not None and decision.origin.closes:
+        _put_errors(tx, jobs)
     tx.move(Counter([(job.queue, job.part, None, job.state) for job in jobs]))
     for queue, name, count in admission.spent:
         row = tx.change_part(queue, name)

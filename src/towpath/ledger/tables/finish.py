@@ -7,16 +7,16 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
-from towpath.core.commands import GroupState, OnFailure
+from towpath.core.commands import GroupState
 from towpath.core.facts import Origin, namespace
-from towpath.core.ids import callback_id
+from towpath.core.finish import joined_groups
+from towpath.core.group_commands import STOP_REASONS, callbacks
+from towpath.core.history import HISTORY, AttemptRecord, attempt_outcome
 from towpath.core.job import FINISHED, Job, Reason, State
 from towpath.core.lifecycle import (
-    HISTORY,
     Change,
-    attempt_outcome,
     awaken,
     counter_of,
     group_outcome,
@@ -26,9 +26,17 @@ from towpath.ledger.tables import append
 from towpath.ledger.tables.database import HeldRow, array
 from towpath.ledger.tables.transaction import GroupRow, Transaction, by_seq, moved, recount
 
-Ending = tuple[list[int], State, Reason]
 AttemptEnd = tuple[Job | HeldRow, Change, str | None]
 """A running job, its change, and the error of the attempt. The attempt did not end done."""
+
+
+class Ending(NamedTuple):
+    """Jobs that end alike, and the groups that are updated together with them."""
+
+    seqs: Sequence[int]
+    state: State
+    reason: Reason
+    groups: Mapping[str, bool] = {}
 
 
 class Dependent(NamedTuple):
@@ -45,7 +53,7 @@ class Dependent(NamedTuple):
 def finish(tx: Transaction, seqs: Iterable[int], state: State, reason: Reason) -> None:
     """End the unfinished ones of these jobs, and end or unblock the jobs that depend on them."""
     if todo := list(seqs):
-        _run(tx, deque([(todo, state, reason)]))
+        _run(tx, deque([Ending(todo, state, reason)]))
 
 
 def finish_sets(tx: Transaction, sets: Iterable[Ending]) -> None:
@@ -74,9 +82,10 @@ def _run(tx: Transaction, work: deque[Ending]) -> None:
     if work:
         tx.hold_relations()
     while work:
-        seqs, state, reason = work.popleft()
+        seqs, state, reason, joined = work.popleft()
         ended = [job for job in by_seq(tx, seqs) if job.state not in FINISHED]
         if not ended:
+            _update_groups(tx, joined, work)
             continue
         _end(tx, ended, state, reason)
         if state is not State.DONE:
@@ -88,7 +97,10 @@ def _run(tx: Transaction, work: deque[Ending]) -> None:
         groups = {job.group for job in ended if job.group is not None} | _count_proxies(
             tx, ended, state, reason
         )
-        _update_groups(tx, dict.fromkeys(groups, state is State.FAILED), work)
+        failed = dict.fromkeys(groups, state is State.FAILED)
+        _update_groups(
+            tx, {id: joined.get(id, False) or failed.get(id, False) for id in {*joined, *failed}}, work
+        )
 
 
 class ProxyRow(NamedTuple):
@@ -146,6 +158,12 @@ def end_attempts(tx: Transaction, ends: Sequence[AttemptEnd]) -> None:
         tx.db.run("forget_attempts", (array(old),))
 
 
+def keep_resolution(tx: Transaction, seq: int, record: AttemptRecord) -> None:
+    tx.wrote = True
+    tx.db.put("attempt", [(seq, *astuple(replace(record, counted=int(record.counted))))])
+    tx.db.run("forget_attempts", (array([(seq, record.number - HISTORY)]),))
+
+
 def purge_of(tx: Transaction, job: Job | HeldRow, state: State) -> int | None:
     return purge_time(state, tx.now, job.retention, tx.queue(job.queue).retention)
 
@@ -195,33 +213,35 @@ def _update_groups(tx: Transaction, groups: Mapping[str, bool], work: deque[Endi
         group = tx.group(id)
         if group is None:
             continue
-        if (
-            failed
-            and group.on_failure is OnFailure.ABORT
-            and group.state in (GroupState.OPEN, GroupState.SEALED)
-        ):
-            start_abort(tx, group, work)
+        reason = STOP_REASONS.get(group.on_failure)
+        if failed and reason is not None and group.state in (GroupState.OPEN, GroupState.SEALED):
+            start_abort(tx, group, reason, work)
         if group.unfinished == 0 and group.state in (GroupState.SEALED, GroupState.ABORTING):
             _close(tx, group, work)
 
 
-def abort(tx: Transaction, group: GroupRow) -> None:
+def abort(tx: Transaction, group: GroupRow, reason: Reason) -> None:
+    if group.state is GroupState.ABORTING:
+        asked = tx.db.count("ask_members_to_stop", (reason, group.id))
+        tx.wrote = tx.wrote or asked > 0
+    if group.state not in (GroupState.OPEN, GroupState.SEALED):
+        return
     work: deque[Ending] = deque()
-    start_abort(tx, group, work)
+    start_abort(tx, group, reason, work)
     _update_groups(tx, {group.id: False}, work)
     _run(tx, work)
 
 
-def start_abort(tx: Transaction, group: GroupRow, work: deque[Ending]) -> None:
+def start_abort(tx: Transaction, group: GroupRow, reason: Reason, work: deque[Ending]) -> None:
     tx.wrote = True
     row = tx.change_group(group.id)
     row.state, row.paused, row.why = GroupState.ABORTING, 0, None
-    tx.db.run("ask_members_to_stop", (Reason.ABORTED, group.id))
+    tx.db.run("ask_members_to_stop", (reason, group.id))
     # A job that represents a member does not belong to the group and is not canceled.
     proxies = tx.db.rows("proxies_in", (group.id,), ProxyRow)
     move_proxies(tx, [row for row in proxies if row.counted == "unfinished"], "canceled")
     if waiting := tx.db.rows("waiting_members", (group.id,), int):
-        work.append((waiting, State.CANCELED, Reason.ABORTED))
+        work.append(Ending(waiting, State.CANCELED, reason))
 
 
 def _close(tx: Transaction, group: GroupRow, work: deque[Ending]) -> None:
@@ -235,11 +255,12 @@ def _close(tx: Transaction, group: GroupRow, work: deque[Ending]) -> None:
     if specs := thens.pop(outcome, []):
         # Removed, so that a group that is reopened and ends again does not append the specs twice.
         tx.db.put("then", [(group.id, append.encode_then(thens))])
-        follow = [replace(spec, id=callback_id(group.id, outcome, n)) for n, spec in enumerate(specs)]
-        admission = append.insert_admitted(tx, append.decide(tx, follow, Origin()))
+        follow = callbacks(group.id, outcome, specs)
+        admission = append.insert_admitted(tx, append.decide(tx, follow, Origin(closes=True)))
         tx.db.put("gate", [(group.id, job.seq, False, outcome) for job in admission.jobs])
         # Superseded jobs end after the work that this group has already queued.
-        work.append((admission.superseded, State.CANCELED, Reason.SUPERSEDED))
+        superseded = admission.superseded, State.CANCELED, Reason.SUPERSEDED
+        work.append(Ending(*superseded, joined_groups(admission)))
 
 
 def _open_gates(tx: Transaction, group: str, outcome: State, work: deque[Ending]) -> None:
@@ -248,7 +269,7 @@ def _open_gates(tx: Transaction, group: str, outcome: State, work: deque[Ending]
     lower(tx, met)
     if doomed:
         state = State.FAILED if outcome is State.FAILED else State.CANCELED
-        work.append((doomed, state, Reason.DEPENDENCY))
+        work.append(Ending(doomed, state, Reason.DEPENDENCY))
 
 
 def seal(tx: Transaction, group: GroupRow) -> None:

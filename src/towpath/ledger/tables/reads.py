@@ -15,11 +15,11 @@ from towpath.core.checks import storable
 from towpath.core.commands import GroupState, Selector
 from towpath.core.edges import Edge, EdgePage, EdgePosition, EdgeQuery, edge_page
 from towpath.core.explain import AHEAD, SHOWN, Explanation, JobFacts, explain
+from towpath.core.history import AttemptRecord
 from towpath.core.ids import prefix_range, short_seq
 from towpath.core.job import Job, Reason, State
 from towpath.core.selection import JobConditions
 from towpath.core.views import (
-    AttemptRecord,
     Counts,
     GroupPage,
     GroupQuery,

@@ -62,8 +62,7 @@ def abort(tx: Transaction, command: Abort) -> GroupSet | Refused:
     group = tx.group(command.group)
     if group is None:
         return UnknownGroup(group=command.group)
-    if group.state in (GroupState.OPEN, GroupState.SEALED):
-        finish.abort(tx, group)
+    finish.abort(tx, group, command.reason)
     return GroupSet(command.group)
 
 

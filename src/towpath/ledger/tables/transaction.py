@@ -199,7 +199,7 @@ class Transaction:
         self._changed_queues.add(name)
         return self.queue(name)
 
-    def forget_queues(self, names: Iterable[str]) -> None:
+    def _forget_queues(self, names: Iterable[str]) -> None:
         """The rows of these queues are deleted."""
         for name in names:
             self.queues.pop(name, None)
@@ -330,6 +330,10 @@ def flush_queues(tx: Transaction) -> None:
     groups."""
     if tx._changed_queues:
         tx.flush()
+
+
+def forget_queues(tx: Transaction, names: Iterable[str]) -> None:
+    tx._forget_queues(names)
 
 
 def load_parts(tx: Transaction, places: Iterable[tuple[str, str]]) -> None:

@@ -19,6 +19,8 @@ from towpath.core.commands import (
     Hastened,
     Purge,
     Purged,
+    Resolve,
+    Resolved,
     Revive,
     Revived,
     Upkeep,
@@ -26,6 +28,7 @@ from towpath.core.commands import (
 )
 from towpath.core.facts import namespace, node
 from towpath.core.finish import GroupGate
+from towpath.core.history import may_have_history, resolution
 from towpath.core.job import FINISHED, WAITING, Job, KeyPolicy, Reason, State
 from towpath.core.lifecycle import (
     RETENTION,
@@ -33,15 +36,14 @@ from towpath.core.lifecycle import (
     awaken,
     counter_of,
     lose,
-    may_have_history,
 )
-from towpath.core.revival import DEAD, revive_all, shut_gates
+from towpath.core.revival import DEAD, prepare_resolve, revive_all, shut_gates
 from towpath.core.views import QUEUE_KEPT
 from towpath.ledger.tables import claim, finish
 from towpath.ledger.tables.append import downstream
 from towpath.ledger.tables.blobs import sweep_blobs
-from towpath.ledger.tables.database import array
-from towpath.ledger.tables.transaction import GroupRow, Transaction, by_seq, recount
+from towpath.ledger.tables.database import RESULT, array
+from towpath.ledger.tables.transaction import GroupRow, Transaction, by_id, by_seq, forget_queues, recount
 
 
 def upkeep(tx: Transaction, command: Upkeep) -> Upkept:
@@ -90,7 +92,8 @@ def _lose(tx: Transaction, lost: Sequence[Job]) -> list[str]:
     held = [(job, change) for job, change in back if finish.is_open(tx, job.group)]
     finish.hold(tx, [(job.seq, job.queue, job.part, change.state) for job, change in held])
     ends = [(state, _by_reason(changes, state)) for state in (State.FAILED, State.CANCELED)]
-    finish.finish_sets(tx, [(seqs, state, reason) for state, found in ends for reason, seqs in found.items()])
+    sets = [finish.Ending(seqs, state, reason) for state, found in ends for reason, seqs in found.items()]
+    finish.finish_sets(tx, sets)
     return [job.id for job, change in changes if change.state is State.FAILED]
 
 
@@ -169,7 +172,7 @@ def _sweep_queues(tx: Transaction, limit: int) -> int:
     if over:
         tx.db.run("delete_queues", (array(over),))
         tx.db.run("delete_unused", (array(over),))
-        tx.forget_queues(over)
+        forget_queues(tx, over)
     if tx.db.count("note_unused", (tx.now,)):
         tx.wrote = True
     return len(over)
@@ -291,6 +294,17 @@ def revive(tx: Transaction, command: Revive) -> Revived:
     return Revived(*revive_all(found, TableRevivals(tx)), more)
 
 
+def resolve(tx: Transaction, command: Resolve) -> Resolved:
+    tx.hold_relations()
+    job = prepare_resolve(by_id(tx, [command.id]).get(command.id), command, TableRevivals(tx))
+    if job is not None:
+        finish.keep_resolution(tx, job.seq, resolution(job, command, tx.now))
+        if command.result is not None:
+            tx.db.put_bodies([(job.seq, RESULT, command.result)])
+        finish.finish(tx, [job.seq], State.DONE, Reason(command.outcome))
+    return Resolved(command.id, State.DONE)
+
+
 class GateRow(NamedTuple):
     group: str
     run_anyway: int
@@ -339,8 +353,8 @@ class TableRevivals:
     def by_seq(self, seqs: Sequence[int]) -> list[Job]:
         return by_seq(self._tx, seqs)
 
-    def revive(self, job: Job) -> set[int]:
-        return _revive_one(self._tx, job)
+    def revive(self, job: Job, *, runs: bool = True) -> set[int]:
+        return _revive_one(self._tx, job, runs)
 
 
 def _group(tx: Transaction, id: str) -> GroupRow:
@@ -355,11 +369,11 @@ def _proxies(tx: Transaction, job: Job) -> list[finish.ProxyRow]:
     return [row for row in found if _group(tx, row.group).state is not GroupState.ABORTING]
 
 
-def _revive_one(tx: Transaction, job: Job) -> set[int]:
+def _revive_one(tx: Transaction, job: Job, runs: bool) -> set[int]:
     """Revive one job. Returns the jobs that may have ended only because of it."""
     tx.db.run("drop_met_edges", (job.seq,))
     reads = TableRevivals(tx)
-    if shut := shut_gates(job, reads):
+    if runs and (shut := shut_gates(job, reads)):
         # The failed members of the group are deleted: no member is left to wait for.
         tx.db.run("delete_gates", (array([(group, job.seq) for group, _, _ in shut]),))
     waits = tx.db.one("open_waits", (job.seq,))[0] + finish.is_open(tx, job.group)
@@ -369,7 +383,7 @@ def _revive_one(tx: Transaction, job: Job) -> set[int]:
     tx.move(Counter([(job.queue, job.part, job.state, state)]))
     if job.group is not None:
         recount(tx, job.group, job.state.value, "unfinished")
-    if job.key is not None and job.key_policy is not KeyPolicy.SERIAL:
+    if runs and job.key is not None and job.key_policy is not KeyPolicy.SERIAL:
         key = (namespace(job.queue), job.key, job.id, job.seq, 0, None)
         tx.db.put("key", [key])
     needing = set(tx.db.rows("revivable_dependents", (array([job.seq]),), int))

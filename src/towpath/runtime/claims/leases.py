@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from towpath.core.checks import SECOND
 from towpath.core.commands import Renew, Renewed
 from towpath.core.job import ClaimedJob, Reason
+from towpath.core.lifecycle import interrupts
 from towpath.errors import TowpathError
 from towpath.ledger import Ledger
 from towpath.runtime.commit.committer import Committer
@@ -45,8 +46,8 @@ class Leases:
         """May there be new stop requests since `refresh`?"""
         self._held: dict[str, tuple[int, LeaseHolder]] = {}
         """Job id -> fence and holder."""
-        self._requested: set[tuple[str, int]] = set()
-        """Claims (id, fence) with a stop request that was passed to the holder."""
+        self._requested: dict[tuple[str, int], Reason] = {}
+        """The stop request that was passed to the holder, by claim (id, fence)."""
         self._changed = threading.Condition(threading.Lock())
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -103,7 +104,8 @@ class Leases:
                 if holder.until is not None and holder.until <= now
             ]:
                 del self._held[id]
-            self._requested.intersection_update([(id, fence) for id, (fence, _) in self._held.items()])
+            held = {(id, fence) for id, (fence, _) in self._held.items()}
+            self._requested = {claim: why for claim, why in self._requested.items() if claim in held}
             for id, (fence, holder) in self._held.items():
                 by_lease.setdefault(holder.lease, []).append((id, fence))
         for lease, pairs in by_lease.items():
@@ -130,7 +132,12 @@ class Leases:
     def refresh(self) -> None:
         """Read the stop requests for the claims from the ledger, and pass them to the holders."""
         with self._changed:
-            held = [id for id, (fence, _) in self._held.items() if (id, fence) not in self._requested]
+            # A request that does not interrupt may be followed by one that does.
+            held = [
+                id
+                for id, (fence, _) in self._held.items()
+                if not interrupts(self._requested.get((id, fence)))
+            ]
         if held:
             jobs = self._ledger.get_many(held, bodies=False).values()
             self._pass_requests(
@@ -148,9 +155,11 @@ class Leases:
             new = [
                 (id, reason, held[1])
                 for id, fence, reason in requests
-                if (held := self._held.get(id)) and held[0] == fence and (id, fence) not in self._requested
+                if (held := self._held.get(id))
+                and held[0] == fence
+                and self._requested.get((id, fence)) is not reason
             ]
-            self._requested.update([(id, self._held[id][0]) for id, _, _ in new])
+            self._requested.update({(id, self._held[id][0]): reason for id, reason, _ in new})
         for id, reason, holder in new:
             holder.on_cancel(id, reason)
 

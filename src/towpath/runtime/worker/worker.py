@@ -17,6 +17,7 @@ from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.commands import Settle
 from towpath.core.job import SUSPECT, ClaimedJob, Done, Reason, Release
+from towpath.core.lifecycle import interrupts
 from towpath.core.retry import unknown_kind
 from towpath.errors import TowpathError, WorkerStuck
 from towpath.escapes import get_logger
@@ -397,8 +398,9 @@ class Worker:
 
     def _on_stop_request(self, id: str, reason: Reason) -> None:
         if (run := self._runs.get(id)) is not None:
-            run.stop_reason = reason
-            self._runs.interrupt(run, reason)
+            if interrupts(reason):
+                run.stop_reason = reason
+                self._runs.interrupt(run, reason)
         elif (waiting := self.buffer.find(id)) is not None:
             self._settle_unstarted(waiting, Settle(waiting.id, waiting.fence, Release()))
 

@@ -7,6 +7,7 @@ import pytest
 from towpath.core import lifecycle
 from towpath.core.checks import SECOND
 from towpath.core.commands import Settle
+from towpath.core.history import HISTORY, AttemptOutcome, AttemptRecord, attempt_record
 from towpath.core.job import (
     ClaimedJob,
     Done,
@@ -18,8 +19,6 @@ from towpath.core.job import (
     SnoozeOutcome,
     Stop,
 )
-from towpath.core.lifecycle import HISTORY
-from towpath.core.views import AttemptOutcome, AttemptRecord
 from towpath.testing.suite.harness import LEASE, Harness, Suite, replace, spec
 
 ENDS: tuple[tuple[Outcome, str, bool], ...] = (
@@ -61,7 +60,7 @@ class AttemptsSuite(Suite):
         error = getattr(outcome, "error", None)
         expected = AttemptRecord(1, counted, started, harness.now, "me:1", AttemptOutcome(word), error)
         assert harness.ledger.attempts("a") == [expected]
-        assert lifecycle.attempt_record(claim.job, change, error, harness.now) == expected
+        assert attempt_record(claim.job, change, error, harness.now) == expected
 
     def test_a_done_attempt_leaves_no_record(self, harness: Harness) -> None:
         harness.done(harness.started("a"))
@@ -88,9 +87,7 @@ class AttemptsSuite(Suite):
         harness.lose()
         end = AttemptRecord(1, True, started, harness.now, "worker", AttemptOutcome.LOST, None)
         assert harness.ledger.attempts("a") == [end]
-        assert (
-            lifecycle.attempt_record(running, lifecycle.lose(running, harness.now), None, harness.now) == end
-        )
+        assert attempt_record(running, lifecycle.lose(running, harness.now), None, harness.now) == end
 
     def test_a_dead_owner_loses_its_attempts(self, harness: Harness) -> None:
         harness.append(spec("a"), spec("b"), spec("c", max_attempts=1))

@@ -18,6 +18,8 @@ from towpath.core.commands import (
     Progress,
     Purge,
     Renew,
+    Resolution,
+    Resolve,
     Seal,
     Selector,
     SetPart,
@@ -30,7 +32,7 @@ from towpath.core.job import After, Done, FailOutcome, Key, KeyPolicy, RetryOutc
 from towpath.core.limits import Rate
 from towpath.core.views import Query, page_token
 from towpath.errors import InvalidInput, UnknownJob
-from towpath.testing.suite.harness import LEASE, Harness, Suite, spec
+from towpath.testing.suite.harness import LEASE, Harness, Suite, spec, whole_group
 
 NAN = float("nan")
 SURROGATE = "\ud800"
@@ -127,8 +129,29 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "surrogate in a group name": (lambda: Open(SURROGATE), "group"),
     "unknown on_failure": (lambda: Open("g", "explode"), "on_failure"),  # type: ignore[arg-type]
     "unknown ending": (lambda: Open("g", then={"lost": (spec("a"),)}), "then"),
-    "then with dependencies": (lambda: Open("g", then={"done": (spec("a", after=["b"]),)}), "then[done]"),
-    "then with a group": (lambda: Open("g", then={"done": (spec("a", group="b"),)}), "then[done]"),
+    "then after a stranger": (lambda: Open("g", then={"done": (spec("a", after=["b"]),)}), "then[done]"),
+    "then after two": (
+        lambda: Open("g", then={"done": (spec("a"), spec("a"), spec("b", after=["a"]))}),
+        "then[done]",
+    ),
+    "then after a group": (
+        lambda: Open("g", then={"done": (spec("a"), spec("b", after=[whole_group("a")]))}),
+        "then[done]",
+    ),
+    "then in a cycle": (
+        lambda: Open("g", then={"done": (spec("a", after=["b"]), spec("b", after=["a"]))}),
+        "then[done]",
+    ),
+    "then in the same group": (lambda: Open("g", then={"done": (spec("a", group="g"),)}), "then[done]"),
+    "stop that is no truth": (lambda: Abort("g", 1), "stop"),  # type: ignore[arg-type]
+    "unknown decision": (lambda: Resolve("a", "lost", "why", "ada"), "outcome"),  # type: ignore[arg-type]
+    "a decision without a reason": (lambda: Resolve("a", Resolution.MARKED, "", "ada"), "why"),
+    "a decision of nobody": (lambda: Resolve("a", Resolution.MARKED, "why", ""), "by"),
+    "a decision about nothing": (lambda: Resolve("", Resolution.MARKED, "why", "ada"), "id"),
+    "a decision with text": (
+        lambda: Resolve("a", Resolution.MARKED, "why", "ada", "1"),  # type: ignore[arg-type]
+        "result",
+    ),
     "surrogate in a sealed group": (lambda: Seal(SURROGATE), "group"),
     "NUL in an aborted group": (lambda: Abort("\0"), "group"),
     "surrogate in a settled id": (lambda: Settle(SURROGATE, 1, Done()), "id"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from towpath.core.checks import DAY, HOUR, SECOND
 from towpath.core.commands import Upkept
 from towpath.core.limits import Rate
@@ -53,7 +55,7 @@ class UnusedQueueSuite(Suite):
         """Jobs in any state, settings, and parts with settings keep a queue."""
         harness.done(harness.started("done", "done", retention=30 * DAY))
         harness.append(spec("ready", "ready"), spec("later", "later", delay=DAY))
-        settings = {
+        settings: dict[str, dict[str, Any]] = {
             "paused": {"paused": True},
             "capacity": {"capacity": 1},
             "cap": {"cap": 0},

@@ -467,7 +467,7 @@ SELECT (SELECT id FROM towpath.job WHERE seq = d.seq), d.grp FROM down d
 -- name: ask_to_stop
 UPDATE towpath.job SET cancel_requested = $1::text
 WHERE seq = ANY (ARRAY(SELECT json_array_elements_text($2::json)::bigint)) AND state = 'running'
-    AND cancel_requested IS NULL;
+    AND coalesce(cancel_requested, 'stopped') = 'stopped';
 
 -- name: lock_members
 -- Locks the members: no other batch claims or settles them until the group is changed.
@@ -477,8 +477,9 @@ ORDER BY seq FOR UPDATE;
 
 -- name: ask_members_to_stop
 -- first: lock_members
+-- A request to stop that interrupts the handler replaces one that does not.
 UPDATE towpath.job SET cancel_requested = $1::text WHERE "group" = $2::text AND state = 'running'
-    AND cancel_requested IS NULL;
+    AND (cancel_requested IS NULL OR (cancel_requested = 'stopped' AND $1::text <> 'stopped'));
 
 -- name: waiting_members
 SELECT seq FROM towpath.job WHERE "group" = $1::text AND state IN ('blocked', 'scheduled', 'ready');

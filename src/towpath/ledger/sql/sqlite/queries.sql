@@ -162,11 +162,13 @@ WHERE d.seq IS NOT NULL OR d.grp IS NOT NULL;
 
 -- name: ask_to_stop
 UPDATE towpath_job SET cancel_requested = ?
-WHERE seq IN (SELECT value FROM json_each(?)) AND state = 'running' AND cancel_requested IS NULL;
+WHERE seq IN (SELECT value FROM json_each(?)) AND state = 'running'
+    AND coalesce(cancel_requested, 'stopped') = 'stopped';
 
 -- name: ask_members_to_stop
-UPDATE towpath_job SET cancel_requested = ? WHERE "group" = ? AND state = 'running'
-    AND cancel_requested IS NULL;
+-- A request to stop that interrupts the handler replaces one that does not.
+UPDATE towpath_job SET cancel_requested = ?1 WHERE "group" = ?2 AND state = 'running'
+    AND (cancel_requested IS NULL OR (cancel_requested = 'stopped' AND ?1 <> 'stopped'));
 
 -- name: waiting_members
 SELECT json_group_array(seq) FROM towpath_job WHERE "group" = ?

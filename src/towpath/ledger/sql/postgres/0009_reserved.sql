@@ -1,1 +1,0 @@
--- Reserved for the branch l1, which is merged first.
