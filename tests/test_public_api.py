@@ -171,7 +171,9 @@ def test_a_name_that_is_not_there() -> None:
         from towpath import Nothing  # type: ignore[attr-defined]  # noqa: F401
 
 
-LANGUAGE = tuple(f"towpath.core.{name}" for name in ("blobs", "commands", "group_commands", "results"))
+LANGUAGE = tuple(
+    f"towpath.core.{name}" for name in ("blobs", "commands", "group_commands", "results", "selection")
+)
 OUTCOMES = ["Outcome", *(each.__name__ for each in job.Outcome.__args__)]
 READS = {
     **dict.fromkeys(["GroupPage", "GroupQuery", "GroupView", "NoteView", "Page"], views),

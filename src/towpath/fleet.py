@@ -8,44 +8,29 @@ from typing import Final
 import msgspec
 
 from towpath.core.explain import Explanation, GateName
-from towpath.core.fleet import Fleet, LaneView, among_workers, lanes_together
+from towpath.core.fleet import REPORTS, Fleet, LaneView, among_workers, lanes_together
 from towpath.core.fleet import WorkerView as WorkerView
 from towpath.core.fleet import spell_lanes as spell_lanes
 from towpath.core.job import State
 from towpath.core.views import MAX_PAGE, NoteView, Query
 from towpath.ledger import Ledger
+from towpath.ledger import queues_matching as queues_matching
 
 KEY: Final = "towpath/workers"
-REPORT: Final = "worker/"
-
-
-def key_of(owner: str) -> str:
-    return REPORT + owner
 
 
 def decoded(view: NoteView | None) -> Fleet:
     return Fleet() if view is None else msgspec.json.decode(view.value, type=Fleet)
 
 
-def report(ledger: Ledger, owner: str) -> WorkerView | None:
-    view = ledger.note(key_of(owner))
-    return None if view is None else msgspec.json.decode(view.value, type=WorkerView)
-
-
-def present(ledger: Ledger, fleet: Fleet) -> Sequence[WorkerView]:
-    """The present workers, by name."""
-    found = [view for owner in fleet.known if (view := report(ledger, owner)) is not None]
-    return sorted(found, key=lambda each: (each.name, each.started_at))
-
-
 def workers_of(ledger: Ledger) -> Sequence[WorkerView]:
-    return present(ledger, decoded(ledger.note(KEY)))
+    """The present workers, by name."""
+    return sorted(REPORTS.all(ledger).values(), key=lambda each: (each.name, each.started_at))
 
 
 def lanes_of(ledger: Ledger) -> list[LaneView]:
     """The lanes of all present workers together, and the paused lanes."""
-    fleet = decoded(ledger.note(KEY))
-    return lanes_together(present(ledger, fleet), fleet.lanes)
+    return lanes_together(workers_of(ledger), decoded(ledger.note(KEY)).lanes)
 
 
 def explained(ledger: Ledger, id: str, now: int) -> Explanation:
@@ -60,4 +45,4 @@ def explained(ledger: Ledger, id: str, now: int) -> Explanation:
     # Reports are up to ten seconds old; what is on lease is known exactly, of the newest jobs if there are
     # very many.
     running = ledger.find(Query(states=(State.RUNNING,), bodies=False, limit=MAX_PAGE)).jobs
-    return among_workers(found, job.queue, present(ledger, fleet), fleet.lanes, now, running)
+    return among_workers(found, job.queue, workers_of(ledger), fleet.lanes, now, running)

@@ -245,6 +245,33 @@ def test_what_cannot_come_back_does_not_hang(shell: Shell) -> None:
     assert report["refused"] == [{"id": dead, "why": f"its key is held by {holder}"}]
 
 
+def test_children_of_a_job_by_generation(shell: Shell) -> None:
+    parent = shell.put()
+    with closing(shell.ledger()) as ledger:
+        for n in range(3):
+            spec = Spec(id=f"{n}", queue="q", parent=parent, generation=n // 2)
+            ledger.apply([commands.Append((spec,))])
+
+    def listed(*options: str) -> list[str]:
+        return [job["id"] for job in shell("jobs", "list", "--json", *options).json["jobs"]]
+
+    assert listed("--parent", parent) == listed("--parent", parent[:30]) == ["2", "1", "0"]
+    assert listed("--parent", parent, "--generation", "0") == ["1", "0"]
+    assert listed("--generation", "1") == ["2"]
+    assert "generation  1" in shell("jobs", "show", "2").out
+    asked = shell("jobs", "cancel", "--parent", parent, "--generation", "0", code=2)
+    assert f"every unfinished job of parent {parent}, generation 0" in asked.err
+    old = ("--parent", parent, "--generation", "0", "--yes", "--json")
+    assert shell("jobs", "cancel", *old).json["canceled"] == 2
+    assert shell("jobs", "retry", *old).json["revived"] == 2
+    shell("jobs", "cancel", *old)
+    assert shell("jobs", "purge", *old).json["purged"] == 2
+    assert listed("--parent", parent) == ["2"]
+    shell("jobs", "cancel", parent)
+    shell("jobs", "purge", parent, "--yes")
+    assert listed("--parent", parent) == ["2"]
+
+
 def test_groups(shell: Shell) -> None:
     ledger = shell.ledger()
     ledger.apply([commands.Open("night"), commands.Append((Spec(id="a", queue="q", group="night"),))])

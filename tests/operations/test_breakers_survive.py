@@ -14,9 +14,10 @@ import towpath
 from towpath import App, Breaker, Retry, State, Throttled
 from towpath.commands import Append, Claim, Claimed, Note, SetPart, Settle, Spec, Upkeep, Want
 from towpath.core import breaker as rules
-from towpath.core.breaker import INDEX, Phase
+from towpath.core.breaker import BREAKERS, Phase, Record
 from towpath.core.checks import SECOND
 from towpath.core.job import Release
+from towpath.core.views import MAX_PAGE, NoteQuery
 from towpath.errors import LedgerBusy
 from towpath.events import BreakerChanged
 from towpath.runtime.breakers import Breakers
@@ -222,15 +223,15 @@ def test_new_settings_of_a_call_hold(bench: Bench, service: Service) -> None:
     assert record.failures == 2
 
 
-def test_a_name_that_was_lost_is_written_again(bench: Bench, service: Service) -> None:
-    """A process may be killed between the note and the index."""
-    bench.app.engine.call(Note(key=INDEX, value=None))
-    assert bench.app.breakers.list() == []
+def test_every_breaker_is_listed_also_beyond_a_page(bench: Bench, service: Service) -> None:
+    """One note for each is all that is stored: no other note has the names."""
+    names = [f"b{n:04}" for n in range(MAX_PAGE + 2)]
+    bench.app.engine.ledger.apply([BREAKERS.put(name, Record(Breaker(name))) for name in names])
     _out(bench, service)
-    assert [each.name for each in bench.app.breakers.list()] == ["x"]
-    bench.app.engine.call(Note(key=INDEX, value=None))
-    bench.app.engine.components.breakers.declare(X, [], bench.clock.now())
-    assert [each.name for each in bench.app.breakers.list()] == ["x"]
+    assert [each.name for each in bench.app.breakers.list()] == [*names, "x"]
+    bench.app.breakers.reset("x")
+    assert [each.name for each in bench.app.breakers.list()] == names
+    assert bench.app.engine.ledger.notes(NoteQuery(prefix="towpath/breakers")).notes == ()
 
 
 def test_limits_that_are_set_while_it_is_open_do_not_open_it(bench: Bench, service: Service) -> None:
@@ -288,7 +289,7 @@ def test_probes_that_were_stuck_and_end_make_no_room_for_more(bench: Bench, serv
 def test_a_note_that_cannot_be_decoded_is_overwritten(
     bench: Bench, service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench.app.engine.call(Note(key=rules.key("x"), value=b"not a record"))
+    bench.app.engine.call(Note(key=BREAKERS.key("x"), value=b"not a record"))
     _out(bench, service)
     [found] = bench.app.breakers.list()
     assert found.name == "x"

@@ -25,7 +25,6 @@ from towpath.core.views import Query
 from towpath.errors import InvalidInput, LedgerBusy
 from towpath.ledger import Ledger
 from towpath.operations.schedules import (
-    INDEX,
     SCHEDULED_AT,
     Scheduler,
     get_schedule,
@@ -485,9 +484,6 @@ class TestEdits:
             for thread in threads:
                 thread.join(20)
             assert [schedule.name for schedule in list_schedules(engine)] == names
-            index = ledger.note(INDEX)
-            assert index is not None
-            assert b"x" not in index.value
 
 
 def test_two_caretakers_with_schedules_fire_each_once(ledger: Ledger, clock: ManualClock) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -36,12 +36,16 @@ from towpath.cli.output import (
     shown_id,
     table,
 )
-from towpath.cli.targets import find_job, find_jobs, known_group
+from towpath.cli.targets import find_job, find_jobs, known_group, known_job
 from towpath.cli.values import Header, Moment, now
 from towpath.commands import Job, Query, Selector
 from towpath.fleet import explained
 
 STATES = click.Choice([state.value for state in State])
+GENERATION = click.IntRange(0, 2**31)
+PARENT_HELP = "Id of the job that appended them."
+NAMED = ("queue", "part", "kind", "group", "parent", "generation", "key")
+"""The selectors that are shown before a change."""
 
 
 class JobSelection(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +56,8 @@ class JobSelection(msgspec.Struct, frozen=True, kw_only=True):
     part: str | None = None
     kind: str | None = None
     group: str | None = None
+    parent: str | None = None
+    generation: int | None = None
     key: str | None = None
     state: tuple[str, ...] = ()
     created_before: int | None = None
@@ -63,8 +69,7 @@ class JobSelection(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.ids)
 
     def _fields(self) -> dict[str, Any]:
-        names = ("queue", "part", "kind", "group", "key", "created_before", "finished_before")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in (*NAMED, "created_before", "finished_before")}
 
     def check(self) -> None:
         by_field = any(value is not None for value in self._fields().values())
@@ -79,8 +84,7 @@ class JobSelection(msgspec.Struct, frozen=True, kw_only=True):
     def resolved(self, ledger: Ledger) -> JobSelection:
         """The same with whole ids. Raises if a job or the queue does not exist."""
         require_queue(ledger, self.queue)
-        group = None if self.group is None else known_group(ledger, self.group)
-        return msgspec.structs.replace(self, ids=tuple(find_jobs(ledger, self.ids)), group=group)
+        return msgspec.structs.replace(with_whole_ids(ledger, self), ids=tuple(find_jobs(ledger, self.ids)))
 
     def selector(self, states: Sequence[State] = ()) -> Selector:
         chosen = tuple(State(state) for state in self.state) or tuple(states)
@@ -88,11 +92,7 @@ class JobSelection(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self, which: str) -> str:
         """The selection as text; `which` names the states that the command is about."""
-        of = [
-            f"{name} {getattr(self, name)}"
-            for name in ("queue", "part", "kind", "group", "key")
-            if getattr(self, name)
-        ]
+        of = [f"{name} {value}" for name in NAMED if (value := getattr(self, name)) not in (None, "")]
         return f"every {' or '.join(self.state) or which} job" + (f" of {', '.join(of)}" if of else "")
 
 
@@ -103,6 +103,8 @@ def selectors(states: bool = True) -> Callable[[F], F]:
         click.option("--part", help="Part of the queue."),
         click.option("--kind", help="Kind (task name)."),
         click.option("--group", help="Group id."),
+        click.option("--parent", help=PARENT_HELP),
+        click.option("--generation", type=GENERATION, help="Generation."),
         click.option("--key", help="Key."),
         click.option(
             "--created-before",
@@ -118,10 +120,20 @@ def selectors(states: bool = True) -> Callable[[F], F]:
     ]
     if states:
         chosen.insert(
-            5,
+            7,
             click.option("--state", type=STATES, multiple=True, help="State. Repeatable."),
         )
     return combine(*chosen, click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation."))
+
+
+T = TypeVar("T", "JobSelection", "JobListOptions")
+
+
+def with_whole_ids(ledger: Ledger, given: T) -> T:
+    """The same with the whole ids of the group and of the parent."""
+    group = None if given.group is None else known_group(ledger, given.group)
+    parent = None if given.parent is None else known_job(ledger, given.parent)
+    return msgspec.structs.replace(given, group=group, parent=parent)
 
 
 def require_queue(ledger: Ledger, queue: str | None) -> None:
@@ -212,6 +224,8 @@ class JobListOptions(msgspec.Struct, frozen=True, kw_only=True):
     oldest_first: bool
     limit: int
     page: str | None
+    parent: str | None = None
+    generation: int | None = None
 
     def query(self, bodies: bool) -> Query:
         # Every other field has the name that `Query` uses.
@@ -230,6 +244,8 @@ class JobListOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--state", type=STATES, multiple=True, help="State. Repeatable.")
 @click.option("--kind", help="Kind (task name).")
 @click.option("--group", help="Group id.")
+@click.option("--parent", help=PARENT_HELP)
+@click.option("--generation", type=GENERATION, help="Generation.")
 @click.option("--key", help="Key.")
 @click.option("--owner", help="Worker that holds the job.")
 @click.option("--correlation-id", help="Correlation id.")
@@ -252,9 +268,7 @@ def run_list(
 ) -> int:
     with session.ledger() as ledger:
         require_queue(ledger, wanted.queue)
-        if wanted.group is not None:
-            wanted = msgspec.structs.replace(wanted, group=known_group(ledger, wanted.group))
-        page = ledger.find(wanted.query(bodies=True))
+        page = ledger.find(with_whole_ids(ledger, wanted).query(bodies=True))
     data = {"jobs": [data_of(job) for job in page.jobs], "next": page.next}
     print_result(session.json, data, lambda: (table_of or _table)(page.jobs) if page.jobs else None)
     if not page.jobs and not session.json:

@@ -302,12 +302,14 @@ def _wait_for(ledger: Ledger, claim: commands.Claim, wait: float) -> Sequence[Cl
 
 
 def _explain_empty(ledger: Ledger, queue: str, as_json: bool) -> None:
-    known = ledger.queues()
     if as_json:
         return
-    if "*" not in queue and "," not in queue and queue not in known:
-        print_stderr([f"No message: queue {queue} does not exist. Queues: {join_names(sorted(known))}"])
-    elif queue in known and known[queue].paused:
+    one = "*" not in queue and "," not in queue
+    view = ledger.queue(queue) if one else None
+    if one and view is None:
+        known = join_names(sorted(ledger.queues()))
+        print_stderr([f"No message: queue {queue} does not exist. Queues: {known}"])
+    elif view is not None and view.paused:
         print_stderr([f"No message: queue {queue} is paused. To resume it: `towpath queues resume {queue}`"])
     else:
         print_stderr(["No message."])

@@ -301,6 +301,7 @@ def format_job(job: Job, why: str, history: Sequence[AttemptRecord]) -> list[str
         "deleted": format_time(job.purge_at),
         "group": job.group,
         "parent": job.parent,
+        "generation": job.generation or None,
         "key": None if job.key is None else f"{job.key} ({job.key_policy})",
         "correlation": job.correlation_id,
         "progress": None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import click
@@ -32,7 +31,7 @@ from towpath.cli.output import (
 from towpath.cli.stats import queue_counts
 from towpath.cli.values import NONE, Moment, RateType, Span, Whole, now
 from towpath.commands import PartView, QueueView, micros
-from towpath.queues.queue import check_depth, warn_depths, write_depth
+from towpath.queues.queue import check_depth, depth_note, warn_depth, warn_depths
 
 
 @click.group("queues", cls=CliGroup)
@@ -103,7 +102,7 @@ def _read_queue_data(ledger: Ledger, queue: str) -> dict[str, Any]:
     view = ledger.queue(queue)
     if view is None:
         raise not_found(f"There is no queue {queue}.", "`towpath queues list` has the queues.")
-    return queue_data(view, warn_depths(ledger).get(queue))
+    return queue_data(view, warn_depth(ledger, queue))
 
 
 def part_data(view: PartView) -> dict[str, Any]:
@@ -271,7 +270,7 @@ def set_queue(session: Session, /, queue: str, **options: Any) -> int:
         new = ledger.queue(queue) is None
         apply_one(ledger, command)
         if depth is not UNSET:
-            write_depth(ledger.note, partial(apply_one, ledger), queue, depth)
+            apply_one(ledger, depth_note(queue, depth))
         data = _read_queue_data(ledger, queue)
     limits = ", ".join(
         f"{name} {data[name]}"

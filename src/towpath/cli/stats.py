@@ -15,7 +15,7 @@ from towpath.cli.output import console, format_age, print_json, print_result, ta
 from towpath.cli.values import now
 from towpath.commands import Job, Query, QueueView
 from towpath.escapes import escape
-from towpath.fleet import WorkerView, spell_lanes, workers_of
+from towpath.fleet import WorkerView, queues_matching, spell_lanes, workers_of
 
 COLUMNS = ("queue", *State, "oldest", "note")
 MAX_RUNNING_ROWS = 20
@@ -57,10 +57,11 @@ def stats(
 
 
 def read_counts(ledger: Ledger, only: tuple[str, ...] = ()) -> dict[str, Any]:
-    views, at = ledger.queues(), now()
-    if missing := [name for name in only if name not in views]:
-        raise not_found(f"There is no queue {', '.join(missing)}.", f"Queues: {join_names(sorted(views))}")
-    chosen = [views[name] for name in sorted(views) if not only or name in only]
+    found = queues_matching(ledger, ",".join(sorted(only)) or "*")
+    chosen, at = [view for view in found if not only or view.name in only], now()
+    if missing := [name for name in only if name not in {view.name for view in chosen}]:
+        known = join_names(sorted(ledger.queues()))
+        raise not_found(f"There is no queue {', '.join(missing)}.", f"Queues: {known}")
     total = {state.value: sum(getattr(view.counts, state) for view in chosen) for state in State}
     return {"queues": [queue_counts(view, at) for view in chosen], "total": total}
 

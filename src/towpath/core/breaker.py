@@ -8,8 +8,6 @@ gate of an open breaker has a time and a cap, and after that time only the cap a
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
@@ -21,11 +19,10 @@ from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.commands import SetPart, SetQueue
 from towpath.core.job import Word
-from towpath.core.views import NoteView, Readable
+from towpath.core.records import NoteRecords
+from towpath.core.views import Readable
 from towpath.errors import InvalidInput
 
-INDEX: Final = "towpath/breakers"
-"""The note with the names of all breakers."""
 PART: Final = "breaker:"
 """Prefix of the part of a queue in which the jobs of a breaker wait; the name of the breaker follows."""
 LONGEST: Final = 7 * checks.DAY
@@ -351,29 +348,4 @@ def parse_reason(why: str | None) -> GateReason | None:
     return GateReason(name, cause)
 
 
-def key(name: str) -> str:
-    return f"breaker/{name}"
-
-
-def decode(value: bytes) -> Record:
-    return msgspec.json.decode(value, type=Record)
-
-
-def encode(record: Record) -> bytes:
-    return msgspec.json.encode(record)
-
-
-def names(value: bytes | None) -> list[str]:
-    """The names in the index."""
-    return [] if value is None else msgspec.json.decode(value, type=list[str])
-
-
-def read_all(note: Callable[[str], NoteView | None]) -> list[Record]:
-    """All breakers of a ledger by name; `note` reads a note. A record that cannot be decoded is left out."""
-    index = note(INDEX)
-    views = [note(key(name)) for name in names(None if index is None else index.value)]
-    found: list[Record] = []
-    for view in views:
-        with contextlib.suppress(msgspec.MsgspecError):
-            found += [] if view is None else [decode(view.value)]
-    return found
+BREAKERS: Final = NoteRecords("breaker/", Record)

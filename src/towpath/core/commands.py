@@ -15,7 +15,7 @@ from towpath.core.group_commands import Abort as Abort
 from towpath.core.group_commands import Open as Open
 from towpath.core.group_commands import Seal as Seal
 from towpath.core.group_commands import Unseal as Unseal
-from towpath.core.job import SERIAL, Done, Job, Outcome, Spec, State, rank, words_of
+from towpath.core.job import SERIAL, Done, Outcome, Spec, rank
 from towpath.core.limits import Rate
 from towpath.core.results import Appended as Appended
 from towpath.core.results import Canceled as Canceled
@@ -37,9 +37,11 @@ from towpath.core.results import Result as Result
 from towpath.core.results import Revived as Revived
 from towpath.core.results import Settled as Settled
 from towpath.core.results import Upkept as Upkept
+from towpath.core.selection import MAX_BULK as MAX_BULK
+from towpath.core.selection import Selector as Selector
 from towpath.errors import Described, InvalidInput
 
-MAX_SPECS, MAX_BULK, MAX_WANTS, MAX_NOTES = 100_000, 10_000, 1_000, 2_000
+MAX_SPECS, MAX_WANTS, MAX_NOTES = 100_000, 1_000, 2_000
 MAX_LEFT = 10_000  # With more ready jobs a claim takes every kind, so that it does not scan them.
 MAX_LEASE = checks.DAY
 PROMOTE = 1_000  # The most due jobs of one queue that a claim makes ready.
@@ -271,61 +273,6 @@ class Progress(_Command, frozen=True, gc=False, tag="progress"):
             checks.data("cursor", self.cursor, checks.MAX_NOTE)
         if self.notes:
             force_setattr(self, "notes", _fenced_notes(self.notes))
-
-
-class Selector(_Command, frozen=True, kw_only=True, gc=False):
-    """The jobs of a bulk command: all jobs that match every given field."""
-
-    ids: tuple[str, ...] = ()
-    queue: str | None = None
-    part: str | None = None
-    group: str | None = None
-    key: str | None = None
-    kind: str | None = None
-    states: tuple[State, ...] = ()
-    created_before: int | None = None
-    finished_before: int | None = None
-
-    def __post_init__(self) -> None:
-        force_setattr(self, "ids", checks.all_of("ids", self.ids, str))
-        force_setattr(self, "states", words_of("states", self.states, State))
-        if len(self.ids) > MAX_BULK:
-            raise InvalidInput(
-                field="ids",
-                value=Described(f"a list of {len(self.ids)}"),
-                expected=f"at most {MAX_BULK} long",
-            )
-        for each in self.ids:
-            checks.text("ids", each, least=1)
-        if self.queue is not None:
-            checks.pattern("queue", self.queue)
-        checks.optional_text("part", self.part)
-        checks.optional_text("group", self.group)
-        checks.optional_text("key", self.key, checks.MAX_KEY)
-        if self.kind is not None:
-            checks.text("kind", self.kind)
-        checks.optional_whole("created_before", self.created_before)
-        checks.optional_whole("finished_before", self.finished_before)
-        if all(getattr(self, field) in (None, ()) for field in self.__struct_fields__):
-            raise InvalidInput(
-                field="selector", value=Described("empty"), expected="a selector with at least one condition"
-            )
-
-    def matches(self, job: Job) -> bool:
-        """True if the job meets every given condition, apart from the ids."""
-        return (
-            (not self.states or job.state in self.states)
-            and (self.queue is None or checks.matches(self.queue, job.queue))
-            and self.part in (None, job.part)
-            and self.group in (None, job.group)
-            and self.key in (None, job.key)
-            and self.kind in (None, job.kind)
-            and (self.created_before is None or job.created_at < self.created_before)
-            and (
-                self.finished_before is None
-                or (job.finished_at is not None and job.finished_at < self.finished_before)
-            )
-        )
 
 
 class _Bulk(_Tokened, frozen=True, kw_only=True, gc=False):

@@ -3,23 +3,16 @@ was below it."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping
-
-import msgspec
+from collections.abc import Mapping
+from typing import Final
 
 from towpath.core import checks
 from towpath.core.commands import Note
-from towpath.core.views import NoteView
-from towpath.errors import InvalidInput, NoteConflict
+from towpath.core.records import NoteRecords
+from towpath.errors import InvalidInput
 
-KEY = "towpath/warn-depths"
-"""The note with the `warn_depth` of every queue."""
-
-
-def depths_of(note: NoteView | None) -> dict[str, int]:
-    """The `warn_depth` by queue."""
-    return {} if note is None else msgspec.json.decode(note.value, type=dict[str, int])
+DEPTHS: Final = NoteRecords("warn-depth/", int)
+"""The `warn_depth` by queue."""
 
 
 def check_depth(depth: object, capacity: object = None) -> None:
@@ -29,25 +22,10 @@ def check_depth(depth: object, capacity: object = None) -> None:
         raise InvalidInput(field="warn_depth", value=depth, expected=f"at most the capacity of {capacity}")
 
 
-def write_depth(
-    read: Callable[[str], NoteView | None], write: Callable[[Note], object], queue: str, depth: int | None
-) -> None:
-    """Set or remove the `warn_depth` of a queue. `read` and `write` access the notes of a ledger."""
-    while True:
-        with contextlib.suppress(NoteConflict):
-            write(changed(read(KEY), queue, depth))
-            return
-
-
-def changed(note: NoteView | None, queue: str, depth: int | None) -> Note:
-    """The command that sets or removes the `warn_depth` of a queue. It is refused if the note has changed
-    since it was read."""
+def depth_note(queue: str, depth: int | None) -> Note:
+    """The command that sets or removes the `warn_depth` of a queue."""
     check_depth(depth)
-    depths = depths_of(note)
-    depths.pop(queue, None)
-    if depth is not None:
-        depths[queue] = depth
-    return Note(key=KEY, value=msgspec.json.encode(depths), expect=0 if note is None else note.version)
+    return DEPTHS.put(queue, depth)
 
 
 class Alarm:

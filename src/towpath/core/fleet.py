@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Final
 
 import msgspec
 
@@ -13,6 +14,7 @@ from towpath.core.checks import matches, optional_utc
 from towpath.core.explain import Explanation, GateName, at_least, place, when
 from towpath.core.job import Job
 from towpath.core.lanes import FLOWS
+from towpath.core.records import NoteRecords
 
 
 class LaneView(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,11 +86,14 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
         return running[lane] + shared >= self.slots_for(queue)
 
 
-class Fleet(msgspec.Struct):
-    """The note. `known`: when each worker registered. `paused` and `lanes`: the pauses with their reasons.
-    `drain`: the time of the request to a worker to end."""
+REPORTS: Final = NoteRecords("worker/", WorkerView)
+"""The reports of the workers by owner."""
 
-    known: dict[str, int] = {}
+
+class Fleet(msgspec.Struct):
+    """The instructions to the workers. `paused` and `lanes`: the pauses with their reasons. `drain`: the time
+    of the request to a worker to end."""
+
     paused: dict[str, str | None] = {}
     drain: dict[str, int] = {}
     lanes: dict[str, str | None] = {}

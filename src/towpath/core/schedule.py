@@ -18,6 +18,7 @@ from msgspec.structs import force_setattr, replace
 from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.job import Spec, Word
+from towpath.core.records import NoteRecords
 from towpath.core.views import Readable
 from towpath.errors import InvalidInput, shortened
 
@@ -111,6 +112,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """A digest of the definition, without the fields that change in the ledger."""
         plain = replace(self, paused=False, next_at=0, last_at=None, declared="")
         return hashlib.blake2b(msgspec.json.encode(plain, order="sorted"), digest_size=16).hexdigest()
+
+
+SCHEDULES: Final = NoteRecords("schedule/", Schedule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,11 @@ from towpath.core import checks
 from towpath.core.commands import GroupState, Note, Noted, OnFailure, SetPart, SetQueue
 from towpath.core.job import FINISHED, WAITING, Job, Reason, State, without_bodies, words_of
 from towpath.core.limits import Rate, reason_after
+from towpath.core.selection import MAX_PAGE as MAX_PAGE
+from towpath.core.selection import Query as Query
+from towpath.core.selection import page_seq as page_seq
+from towpath.core.selection import page_token as page_token
 from towpath.errors import InvalidInput, NoteConflict
-
-MAX_PAGE = 1000
 
 
 class Readable:
@@ -77,6 +79,20 @@ class QueueView(msgspec.Struct, frozen=True, gc=False):
     next_at: int
     retention: int | None
     keep: int | None
+
+
+QUEUE_KEPT = checks.HOUR
+"""An unused queue is deleted when every upkeep has found it unused for this time."""
+
+
+def is_unused(queue: QueueView, parts: int, now: int) -> bool:
+    """True if a queue with so many parts has no job and no setting."""
+    optional = (queue.why, queue.capacity, queue.cap, queue.rate, queue.retention, queue.keep)
+    return (
+        not any(getattr(queue.counts, state) for state in Counts.__struct_fields__)
+        and not (queue.paused or queue.next_at > now or parts)
+        and all(setting is None for setting in optional)
+    )
 
 
 class PartView(msgspec.Struct, frozen=True, gc=False):
@@ -221,85 +237,6 @@ def given_settings(why: str | None, paused: bool, command: SetQueue | SetPart) -
     return {field: value for field, value in found.items() if value is not UNSET}
 
 
-class Query(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Which jobs to list, in the order of `seq` (newest first unless `oldest_first`). `page` is the `next` of
-    the last answer."""
-
-    queue: str | None = None
-    part: str | None = None
-    states: tuple[State, ...] = ()
-    kind: str | None = None
-    group: str | None = None
-    key: str | None = None
-    owner: str | None = None
-    correlation_id: str | None = None
-    created_from: int | None = None
-    created_before: int | None = None
-    header: tuple[str, str] | None = None
-    oldest_first: bool = False
-    bodies: bool = True
-    limit: int = 100
-    page: str | None = None
-
-    def __post_init__(self) -> None:
-        force_setattr(self, "states", words_of("states", self.states, State))
-        if self.queue is not None:
-            checks.pattern("queue", self.queue)
-        for field in ("part", "group", "owner", "correlation_id"):
-            checks.optional_text(field, getattr(self, field))
-        checks.optional_text("key", self.key, checks.MAX_KEY)
-        if self.kind is not None:
-            checks.text("kind", self.kind)
-        checks.optional_whole("created_from", self.created_from)
-        checks.optional_whole("created_before", self.created_before)
-        if self.header is not None:
-            if not (isinstance(self.header, tuple) and len(self.header) == 2):
-                raise InvalidInput(field="header", value=self.header, expected="a pair of name and value")
-            checks.headers(dict([self.header]))
-        checks.whole("limit", self.limit, 1, MAX_PAGE)
-        if self.page is not None:
-            page_seq(self.page)
-
-    def matches(self, job: Job) -> bool:
-        """Does the job meet every condition that is given, apart from the page?"""
-        return (
-            (not self.states or job.state in self.states)
-            and (self.queue is None or checks.matches(self.queue, job.queue))
-            and self.part in (None, job.part)
-            and self.kind in (None, job.kind)
-            and self.group in (None, job.group)
-            and self.key in (None, job.key)
-            and self.owner in (None, job.owner)
-            and self.correlation_id in (None, job.correlation_id)
-            and (self.created_from is None or job.created_at >= self.created_from)
-            and (self.created_before is None or job.created_at < self.created_before)
-            and (self.header is None or job.headers.get(self.header[0]) == self.header[1])
-        )
-
-
-def page_token(seq: int) -> str:
-    return base64.urlsafe_b64encode(f"s{seq}".encode()).decode().rstrip("=")
-
-
-def page_seq(page: object) -> int:
-    """The seq after which a page continues."""
-    try:
-        if isinstance(page, str) and len(page) <= 64:
-            raw = base64.b64decode(page + "=" * (-len(page) % 4), altchars=b"-_", validate=True).decode(
-                "ascii"
-            )
-            if (
-                raw.startswith("s")
-                and raw[1:].isdigit()
-                and page_token(int(raw[1:])) == page
-                and int(raw[1:]) < 2**63
-            ):
-                return int(raw[1:])
-    except (binascii.Error, ValueError):
-        pass
-    raise InvalidInput(field="page", value=page, expected="the `next` of an earlier page")
-
-
 class GroupQuery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Which groups to list, in the order of their ids by bytes. Ids that Towpath creates grow with time, so
     `descending` lists the newest of them first. `page` is the `next` of the last answer."""
@@ -442,6 +379,7 @@ class JobStatus(Readable):
     """The last checkpoint."""
     group: str | None
     parent: str | None
+    generation: int
     after: tuple[str, ...]
     after_groups: tuple[str, ...]
     correlation_id: str | None

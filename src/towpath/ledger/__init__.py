@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from towpath.clock import Clock
+from towpath.core.checks import matches
 from towpath.core.commands import Command, Placed, Result
 from towpath.core.edges import EdgePage, EdgeQuery
 from towpath.core.explain import Explanation
@@ -130,11 +131,11 @@ class LedgerReads(Protocol):
         ...
 
     def queues(self) -> dict[str, QueueView]:
-        """Every queue with its exact counts and settings, without scanning jobs."""
+        """Every queue with its exact counts and settings, without scanning jobs. One statement."""
         ...
 
     def queue(self, name: str) -> QueueView | None:
-        """One queue; None if it has neither jobs nor settings."""
+        """One queue; None if it has neither jobs nor settings, and had none for an hour."""
         ...
 
     def parts(self, queue: str) -> dict[str, PartView]: ...
@@ -317,6 +318,14 @@ def _registered(scheme: str, url: str) -> Opener:
         expected = f"a scheme with a package that loads; {found[scheme].value} does not: {error}"
         raise InvalidInput(field="url", value=without_password(url), expected=expected) from error
     return opener
+
+
+def queues_matching(ledger: Ledger, patterns: str) -> list[QueueView]:
+    """The queues that a list of names or patterns denotes. Without a pattern only these queues are read."""
+    if "*" in patterns:
+        return [view for view in ledger.queues().values() if matches(patterns, view.name)]
+    found = [ledger.queue(name) for name in dict.fromkeys(patterns.split(","))]
+    return [view for view in found if view is not None]
 
 
 def check_installed(package: str, extra: str) -> None:

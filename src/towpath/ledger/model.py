@@ -61,6 +61,8 @@ class Rows:
         self.queues: dict[str, views.QueueView] = {}
         self.turns: dict[str, tuple[int, int]] = {}
         """By queue: `served` of the jobs without a part, and the virtual clock of the queue."""
+        self.unused: dict[str, int] = {}
+        """By queue: when upkeep has found it without jobs, settings and parts for the first time."""
         self.parts: dict[facts.Place, views.PartView] = {}
         self.configured: dict[facts.Place, bool] = {}
         """The parts that were set by hand and stay when they are empty."""
@@ -231,6 +233,7 @@ class Tables(RuleReads):
             counter = (job.group, counter_of(job.state, job.reason))
             self.deleted[counter] = self.deleted.get(counter, 0) + 1
         del self.jobs[job.seq]
+        self.unused.pop(job.queue, None)
         self.attempts.pop(job.seq, None)
         self.edges = {ends: any_end for ends, any_end in self.edges.items() if job.seq not in ends}
         self.gates = {at: gate for at, gate in self.gates.items() if at[1] != job.seq}
@@ -577,6 +580,7 @@ def put_note(tables: Tables, command: commands.Note, now: int) -> Result:
 def set_queue(tables: Tables, command: commands.SetQueue, now: int) -> Result:
     row = tables.queue(command.queue)
     tables.queues[command.queue] = replace(row, **views.given_settings(row.why, row.paused, command))
+    tables.unused.pop(command.queue, None)
     tables.touched += 1
     return commands.QueueSet(command.queue)
 
@@ -674,11 +678,26 @@ def sweep(tables: Tables, now: int, limit: int) -> int:
     for place in sorted([at for at in idle if not tables.count(at[0], READY, RUNNING, part=at[1])])[:left]:
         left -= 1
         del tables.parts[place]
+    left -= sweep_queues(tables, now, left)
     closed = {id: row.closed_at + RETENTION for id, row in tables.groups.items() if row.closed_at is not None}
     for id in first_due({id: at for id, at in closed.items() if not tables.members(id)}, now, left):
         left -= 1
         forget_group(tables, id)
     return limit - left + sweep_blobs(tables, now, left)
+
+
+def sweep_queues(tables: Tables, now: int, limit: int) -> int:
+    """Delete at most `limit` queues that have been unused for long; return their number. Note the time for
+    queues that are unused now."""
+    parts = Counter([queue for queue, _ in tables.parts])
+    found = [name for name in tables.queues if views.is_unused(tables.queue_view(name), parts[name], now)]
+    ends = {name: tables.unused[name] + views.QUEUE_KEPT for name in found if name in tables.unused}
+    over = first_due(ends, now, limit)
+    for name in over:
+        del tables.queues[name], tables.turns[name], tables.unused[name]
+    if limit:
+        tables.unused |= {name: now for name in found if name not in ends}
+    return len(over)
 
 
 def sweep_blobs(tables: Tables, now: int, limit: int) -> int:

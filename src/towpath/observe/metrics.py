@@ -96,7 +96,7 @@ class LedgerCollector:
         depth, oldest, paused, breaker, up = families = self.describe()
         try:
             queues = self._ledger.queues()
-            records = breakers.read_all(self._ledger.note)
+            records = breakers.BREAKERS.all(self._ledger).values()
         except TowpathError as error:
             log.warning("queue metrics are not available: %s", error)
             up.add_metric([], 0)

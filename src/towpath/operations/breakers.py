@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from towpath.core import breaker as rules
 from towpath.core import checks
-from towpath.core.breaker import Breaker, Phase, Record
+from towpath.core.breaker import BREAKERS, Breaker, Phase, Record
 from towpath.core.breaker import BreakerStatus as BreakerStatus
 from towpath.core.breaker import breaker_status as breaker_status
 from towpath.core.commands import Settle
@@ -264,6 +264,6 @@ class BreakerControls:
 
     def _known(self, name: str, record: Record | None) -> Record:
         if record is None:
-            names = ", ".join(self._engine.components.breakers.names()[:20]) or "there is none"
+            names = ", ".join(BREAKERS.names(self._engine.ledger)[:20]) or "there is none"
             raise InvalidInput(field="breaker", value=name, expected=f"the name of a breaker ({names})")
         return record

@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from towpath.clock import SystemClock
+from towpath.core.fleet import REPORTS, WorkerView
 from towpath.core.job import State
 from towpath.core.views import Query
 from towpath.errors import InvalidInput
 from towpath.escapes import without_password
-from towpath.fleet import REPORT, WorkerView
 from towpath.ledger import check_installed, open_ledger
 from towpath.ledger.tables import transfer
 from towpath.ledger.tables.transfer import Copied, Progress, Store
@@ -97,8 +97,8 @@ def active_users(url: str) -> list[str]:
 
 
 def _reports(store: Store, now: int) -> Iterator[bytes]:
-    for key, value, _, _, expires_at in store.stream(transfer.NOTE, (REPORT,)):
-        if not key.startswith(REPORT):
+    for key, value, _, _, expires_at in store.stream(transfer.NOTE, (REPORTS.prefix,)):
+        if not key.startswith(REPORTS.prefix):
             return
         if expires_at is not None and expires_at > now:
             yield value

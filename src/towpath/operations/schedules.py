@@ -2,8 +2,7 @@
 
 The note `schedule/<name>` holds the definition and the time of the next fire. A fire appends a job with an id
 that is derived from the name and the fire time, then stores the next fire by compare-and-set: a repeated
-append, after a crash or by another worker, adds nothing. The note `towpath/schedules` lists the names; its
-version changes with every edit."""
+append, after a crash or by another worker, adds nothing."""
 
 from __future__ import annotations
 
@@ -17,11 +16,12 @@ import msgspec
 from msgspec.structs import replace
 
 from towpath.core import checks
-from towpath.core.checks import SECOND
-from towpath.core.commands import Append, Appended, Note
+from towpath.core.checks import FOREVER, SECOND
+from towpath.core.commands import Append, Appended
 from towpath.core.ids import derived
 from towpath.core.job import Spec
 from towpath.core.schedule import (
+    SCHEDULES,
     Missed,
     Schedule,
     ScheduleStatus,
@@ -60,9 +60,12 @@ __all__ = [
 
 log = get_logger("towpath.schedules")
 
-INDEX: Final = "towpath/schedules"
 SCHEDULED_AT: Final = "scheduled-at"
 """The header of a fired job with its scheduled time (ISO 8601, UTC)."""
+MANY: Final = 100
+LIST_PAUSE: Final = SECOND // 1000
+"""More schedules than `MANY` are read at most once in so many times this pause as there are schedules, also
+after a commit, so that a busy ledger does not read them all the time."""
 
 
 def register(engine: Engine, schedule: Schedule) -> Schedule:
@@ -87,13 +90,12 @@ def register(engine: Engine, schedule: Schedule) -> Schedule:
 
 def list_schedules(engine: Engine) -> list[Schedule]:
     """All schedules, by name."""
-    index = engine.ledger.note(INDEX)
-    found = [_decode(engine.ledger.note(_key(name))) for name in _names(index)]
+    found = [_decode(view) for _, view in SCHEDULES.views(engine.ledger)]
     return [schedule for schedule in found if schedule is not None]
 
 
 def get_schedule(engine: Engine, name: str) -> Schedule:
-    return _known(engine, name, _decode(engine.ledger.note(_key(name))))
+    return _known(engine, name, _decode(engine.ledger.note(SCHEDULES.key(name))))
 
 
 def pause(engine: Engine, name: str) -> Schedule:
@@ -145,7 +147,7 @@ def set_schedule(
 def remove(engine: Engine, name: str) -> None:
     """Delete a schedule. Code that still declares it stores it again at its next start: pause it instead."""
 
-    if engine.ledger.note(_key(name)) is None:
+    if engine.ledger.note(SCHEDULES.key(name)) is None:
         _known(engine, name, None)
     _edit(engine, name, lambda old: None)
 
@@ -236,7 +238,7 @@ class Schedules:
 
 def _known(engine: Engine, name: str, schedule: Schedule | None) -> Schedule:
     if schedule is None:
-        names = ", ".join(_names(engine.ledger.note(INDEX))[:20]) or "there is none"
+        names = ", ".join(SCHEDULES.names(engine.ledger)[:20]) or "there is none"
         raise InvalidInput(field="schedule", value=name, expected=f"the name of a schedule ({names})")
     return schedule
 
@@ -248,43 +250,23 @@ def _edited(engine: Engine, name: str, change: Callable[[Schedule | None], Sched
 
 
 def _edit(engine: Engine, name: str, change: Callable[[Schedule | None], Schedule | None]) -> Schedule | None:
-    """Change the note by compare-and-set, repeated after a concurrent change; then update the index."""
+    """Change the note by compare-and-set, repeated after a concurrent change."""
     checks.name("schedule", name)
     while True:
-        view = engine.ledger.note(_key(name))
+        view = engine.ledger.note(SCHEDULES.key(name))
         old = _decode(view)
         new = change(old)
-        if (changed := new != old or (new is None and view is not None)) and not _written(
-            engine, _key(name), new, view
-        ):
-            continue
-        _list(engine, name, changed)
-        return new
+        unchanged = view is None if new is None else new == old
+        if unchanged or _written(engine, name, new, view):
+            return new
 
 
-def _list(engine: Engine, name: str, changed: bool) -> None:
-    """Update the name in the index. The note is read after the index, so that the last writer of the index is
-    right."""
-    while True:
-        index = engine.ledger.note(INDEX)
-        names = _names(index)
-        there = engine.ledger.note(_key(name)) is not None
-        right = sorted({*names, name} if there else {*names} - {name})
-        if (right == names and not changed) or _written(engine, INDEX, right, index):
-            return
-
-
-def _written(engine: Engine, key: str, value: object, seen: NoteView | None) -> bool:
-    content = None if value is None else _encode(value)
+def _written(engine: Engine, name: str, value: Schedule | None, seen: NoteView | None) -> bool:
     try:
-        engine.committer.call(Note(key=key, value=content, expect=0 if seen is None else seen.version))
+        engine.committer.call(SCHEDULES.put(name, value, 0 if seen is None else seen.version))
     except NoteConflict:
         return False
     return True
-
-
-def _key(name: str) -> str:
-    return f"schedule/{name}"
 
 
 def _encode(value: object) -> bytes:
@@ -310,15 +292,11 @@ def _payload(args: object) -> bytes:
     return content
 
 
-def _names(index: NoteView | None) -> list[str]:
-    return [] if index is None else msgspec.json.decode(index.value, type=list[str])
-
-
 def _decode(view: NoteView | None) -> Schedule | None:
     if view is None:
         return None
     try:
-        return msgspec.json.decode(view.value, type=Schedule)
+        return SCHEDULES.decode(view)
     except msgspec.MsgspecError as error:
         log.error("note %s cannot be decoded, its schedule does not fire: %s", view.key, error)
         return None
@@ -332,29 +310,36 @@ class Scheduler:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._seen: tuple[Ledger, int | None] | None = None
-        self._times: dict[str, int | None] = {}
+        self._ledger: Ledger | None = None
+        self._seen: dict[str, tuple[int, int | None]] = {}
+        """By name: the version of the note, and the time of the next fire."""
+        self._listed_at = 0
 
     def due(self, now: int) -> int | None:
         """Fire the schedules that are due at `now`; return the time of the next call, or None if only an edit
         can make one due."""
-        ledger = self._engine.ledger
-        index = ledger.note(INDEX)
-        # Versions of another ledger, which an App may have opened since, are not comparable.
-        seen = ledger, None if index is None else index.version
-        if seen != self._seen:
-            self._times = dict.fromkeys(_names(index), 0)
-        self._seen = None
-        for name, time in self._times.items():
-            if time is not None and time <= now:
-                self._times[name] = self._fire(name, now)
-        self._seen = seen
-        return min((time for time in self._times.values() if time is not None), default=None)
+        if self._ledger is not self._engine.ledger:
+            # Versions of another ledger, which an App may have opened since, are not comparable.
+            self._ledger, self._seen = self._engine.ledger, {}
+        pause = len(self._seen) * LIST_PAUSE if len(self._seen) > MANY else 0
+        first = self._first()
+        if self._listed_at <= now < self._listed_at + pause and (first is None or first > now):
+            return min(self._listed_at + pause, first or FOREVER)
+        found = {}
+        for name, view in SCHEDULES.views(self._ledger):
+            version, time = self._seen.get(name, (0, 0))
+            if version != view.version or (time is not None and time <= now):
+                time = self._fire(name, view, now)
+            found[name] = view.version, time
+        self._seen, self._listed_at = found, now
+        return self._first()
 
-    def _fire(self, name: str, now: int) -> int | None:
+    def _first(self) -> int | None:
+        return min((time for _, time in self._seen.values() if time is not None), default=None)
+
+    def _fire(self, name: str, view: NoteView | None, now: int) -> int | None:
         """The time of the next fire, which may be due at once if many were missed."""
         while True:
-            view = self._engine.ledger.note(_key(name))
             schedule = _decode(view)
             if schedule is None or schedule.paused:
                 return None
@@ -363,10 +348,11 @@ class Scheduler:
             times, following = plan(schedule, now)
             ids = self._append(schedule, times) if times else []
             moved = replace(schedule, next_at=following, last_at=times[-1] if times else schedule.last_at)
-            if _written(self._engine, _key(name), moved, view):
+            if _written(self._engine, name, moved, view):
                 # Other processes may have appended the same jobs; only one stores the next fire.
                 self._publish(name, list(zip(ids, times, strict=False)))
                 return following
+            view = self._engine.ledger.note(SCHEDULES.key(name))
 
     def _publish(self, name: str, fired: list[tuple[str, int]]) -> None:
         bus = self._engine.committer.bus
@@ -382,7 +368,7 @@ class Scheduler:
 
     def _append(self, schedule: Schedule, times: list[int]) -> list[str]:
         """The ids of the jobs, none if they were refused."""
-        jobs = [_job(schedule, derived(_key(schedule.name), str(time)), time) for time in times]
+        jobs = [_job(schedule, derived(SCHEDULES.key(schedule.name), str(time)), time) for time in times]
         try:
             answer = self._engine.committer.call(Append(tuple(jobs), inside=True), bounded=False)
         except Refused as refusal:

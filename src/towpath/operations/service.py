@@ -23,7 +23,7 @@ from towpath.core.schedule import Schedule
 from towpath.core.views import PartView, QueueView
 from towpath.errors import InvalidInput, LedgerClosed, TowpathError
 from towpath.escapes import get_logger
-from towpath.ledger import Ledger
+from towpath.ledger import Ledger, queues_matching
 from towpath.operations import breakers
 from towpath.operations.bandwidth import Bandwidth
 from towpath.operations.schedules import Scheduler, from_settings, remove, store_schedules
@@ -51,9 +51,9 @@ def is_idle(ledger: Ledger, queues: str, now: int, held: str = "") -> bool:
     """True if a burst worker has nothing to wait for in these queues, after an empty claim. Running jobs,
     here or elsewhere, may spawn jobs or be retried, and jobs held by a rate limit start soon; scheduled jobs,
     blocked jobs and jobs held back by hand (also all jobs of the queues `held`) do not count."""
-    views = [view for view in ledger.queues().values() if matches(queues, view.name)]
     return not any(
-        view.counts.running or (view.counts.ready and _comes(ledger, view, now, held)) for view in views
+        view.counts.running or (view.counts.ready and _comes(ledger, view, now, held))
+        for view in queues_matching(ledger, queues)
     )
 
 

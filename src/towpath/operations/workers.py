@@ -1,9 +1,9 @@
 """The workers of a ledger: list, pause, resume and drain them from any process.
 
-The note `towpath/workers` is shared by the fleet: the registered workers (`known`), the paused names with
-reasons (`*` matches any characters), the paused lanes, and the workers that shall end (by incarnation, so
-that a worker started later under the same name runs). The note `worker/<owner>` is the report of a worker; it
-has a time to live, after which a killed worker is no longer listed."""
+The note `towpath/workers` is shared by the fleet: the paused names with reasons (`*` matches any characters),
+the paused lanes, and the workers that shall end (by incarnation, so that a worker started later under the
+same name runs). The note `worker/<owner>` is the report of a worker, and the workers are listed by these
+notes. It has a time to live, after which a killed worker is no longer listed."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ import msgspec
 from towpath.core import checks
 from towpath.core.checks import SECOND
 from towpath.core.commands import Note
-from towpath.core.fleet import Fleet, LimitView, lanes_together
+from towpath.core.fleet import REPORTS, Fleet, LimitView, lanes_together
 from towpath.core.fleet import LaneView as LaneView
 from towpath.core.fleet import WorkerView as WorkerView
 from towpath.core.views import Readable
 from towpath.errors import InvalidInput, NoteConflict
-from towpath.fleet import KEY, decoded, key_of, lanes_of, present, report, workers_of
+from towpath.fleet import KEY, decoded, lanes_of, workers_of
 from towpath.runtime.commit.pending import Reply
 from towpath.runtime.engine import Engine
 
 TTL: Final = 30 * SECOND
 AGAIN: Final = 10
 """Seconds between two reports of a worker; each is a commit."""
-REGISTRATION_KEPT: Final = 60 * SECOND
-"""How long a worker stays registered after its report has expired."""
+DRAIN_KEPT: Final = 60 * SECOND
+"""How long the request to end is stored at least. Afterwards it is deleted if the worker has ended."""
 
 T = TypeVar("T")
 
@@ -122,7 +122,7 @@ class Workers:
 
         def change(fleet: Fleet) -> Sequence[WorkerStatus]:
             fleet.paused[name] = why
-            return self._named(fleet, name)
+            return self._named(name)
 
         return _edit(self._engine, change)
 
@@ -157,7 +157,7 @@ class Workers:
         _check(name)
 
         def change(fleet: Fleet) -> Sequence[WorkerStatus]:
-            drained = self._named(fleet, name)
+            drained = self._named(name)
             fleet.drain |= dict.fromkeys([each.owner for each in drained], self._engine.clock.now())
             return drained
 
@@ -166,8 +166,8 @@ class Workers:
     async def adrain(self, name: str = "*") -> Sequence[WorkerStatus]:
         return await asyncio.to_thread(self.drain, name)
 
-    def _named(self, fleet: Fleet, name: str) -> Sequence[WorkerStatus]:
-        found = present(self._engine.ledger, fleet)
+    def _named(self, name: str) -> Sequence[WorkerStatus]:
+        found = workers_of(self._engine.ledger)
         return _statuses(each for each in found if fnmatchcase(each.name, name))
 
 
@@ -216,7 +216,7 @@ class Lanes:
         return await asyncio.to_thread(self.resume, name)
 
     def _require_lane(self, fleet: Fleet, name: str) -> None:
-        found = {lane.name for lane in lanes_together(present(self._engine.ledger, fleet), fleet.lanes)}
+        found = {lane.name for lane in lanes_together(workers_of(self._engine.ledger), fleet.lanes)}
         known = sorted(found.union(self._declared))
         if name not in known:
             expected = f"a lane of a worker that is there or of the settings: {', '.join(known) or 'none'}"
@@ -235,30 +235,24 @@ class Registration:
         self._instructions = Instructions()
 
     def register(self) -> None:
-        """Register the worker, and remove workers with reports that expired long ago."""
+        """Delete the request to end of an earlier run of this worker, and old requests to workers that have
+        ended."""
 
         def change(fleet: Fleet) -> None:
-            now = self._engine.clock.now()
-            gone = [
-                owner
-                for owner, at in fleet.known.items()
-                if at < now - REGISTRATION_KEPT and report(self._engine.ledger, owner) is None
-            ]
-            for owner in gone:
-                del fleet.known[owner]
-            for owner in (*gone, self._owner):
-                fleet.drain.pop(owner, None)
-            fleet.known[self._owner] = now
+            old = self._engine.clock.now() - DRAIN_KEPT
+            present = set(REPORTS.names(self._engine.ledger)) - {self._owner}
+            fleet.drain = {
+                owner: at
+                for owner, at in fleet.drain.items()
+                if owner in present or (at >= old and owner != self._owner)
+            }
 
-        _edit(self._engine, change)
+        if _read(self._engine)[1].drain:
+            _edit(self._engine, change)
 
     def instructions(self) -> Instructions:
         """The current instructions. Costs one read, and a comparison of versions if nothing has changed."""
         version, fleet = _read(self._engine)
-        if version != self._version and self._owner not in fleet.known:
-            # Unregistered by mistake: its reports expired in an outage, or another clock is ahead.
-            self.register()
-            version, fleet = _read(self._engine)
         if version != self._version:
             by = fleet.pause_of(self.name)
             why = None if by is None else fleet.paused[by]
@@ -282,12 +276,10 @@ class Registration:
             why=self._instructions.why,
             **now,
         )
-        self._engine.committer.post(
-            [Note(key=key_of(self._owner), value=msgspec.json.encode(view), ttl=TTL)], _ignore
-        )
+        self._engine.committer.post([REPORTS.put(self._owner, view, ttl=TTL)], _ignore)
 
     def unregister(self) -> None:
-        self._engine.committer.post([Note(key=key_of(self._owner), value=None)], _ignore)
+        self._engine.committer.post([REPORTS.put(self._owner, None)], _ignore)
 
 
 def _check(name: str) -> None:

@@ -17,9 +17,9 @@ from msgspec import UNSET, UnsetType
 
 from towpath.core import checks
 from towpath.core.commands import Command, SetPart, SetQueue
-from towpath.core.depths import KEY, depths_of
+from towpath.core.depths import DEPTHS
 from towpath.core.depths import check_depth as check_depth
-from towpath.core.depths import write_depth as write_depth
+from towpath.core.depths import depth_note as depth_note
 from towpath.core.limits import Rate
 from towpath.core.views import Counts, PartView, QueueView, Readable
 from towpath.errors import InvalidInput
@@ -162,7 +162,7 @@ class QueueGate(BaseGate):
 
     def warn_depth(self) -> int | None:
         """The number of waiting jobs that logs a warning."""
-        return warn_depths(self._engine.ledger).get(self.name)
+        return warn_depth(self._engine.ledger, self.name)
 
     awarn_depth = in_thread(warn_depth)
 
@@ -223,12 +223,16 @@ def set_limits(engine: Engine, setting: SetQueue, depth: int | UnsetType | None 
     """Set the limits of a queue, and the depth to warn at, which is stored in a note, if it changes."""
     engine.committer.call(setting)
     if depth is not UNSET:
-        write_depth(engine.ledger.note, engine.committer.call, setting.queue, depth)
+        engine.committer.call(depth_note(setting.queue, depth))
 
 
 def warn_depths(ledger: Ledger) -> dict[str, int]:
     """The depth to warn at, by queue."""
-    return depths_of(ledger.note(KEY))
+    return DEPTHS.all(ledger)
+
+
+def warn_depth(ledger: Ledger, queue: str) -> int | None:
+    return DEPTHS.get(ledger, queue)
 
 
 def _fields(limits: Mapping[str, Any], kind: type) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from towpath.core import breaker as rules
-from towpath.core.breaker import INDEX, Breaker, BreakerGate, Phase, Record, Status, Tally, cooldown_of
+from towpath.core.breaker import BREAKERS, Breaker, BreakerGate, Phase, Record, Status, Tally, cooldown_of
 from towpath.core.checks import SECOND, utc
 from towpath.core.commands import Note, Noted
 from towpath.core.limits import limits_reason
@@ -168,7 +168,7 @@ class Breakers:
 
     def all(self) -> list[Record]:
         """All breakers, sorted by name."""
-        return rules.read_all(self._ledger.note)
+        return list(BREAKERS.all(self._ledger).values())
 
     def edit(
         self, name: str, change: Change, now: int, fallback: Record | None = None, force: bool = False
@@ -182,8 +182,6 @@ class Breakers:
             new = self._with_gate_limits(start, change(start), force)
             if new == old and not force:
                 return new
-            if version == 0 or _gates_differ(start, new):
-                self._index(name)
             try:
                 answer = self._committer.call(_note(start, new, version, force))
             except NoteConflict:
@@ -206,8 +204,7 @@ class Breakers:
             if found is not None and found.status.until:
                 continue  # The breaker has opened again; its gates must be opened first.
             with contextlib.suppress(NoteConflict):
-                self._committer.call(Note(key=rules.key(name), value=None, expect=version))
-                self._index(name, gone=True)
+                self._committer.call(BREAKERS.put(name, None, version))
                 with self._lock:
                     self._known.pop(name, None)
                 break
@@ -223,8 +220,6 @@ class Breakers:
             return record
 
         self.edit(breaker.name, change, now, Record(breaker))
-        # The index may lack the name: a process may have been killed between the note and the index.
-        self._index(breaker.name)
 
     # The note and its gates
 
@@ -270,8 +265,6 @@ class Breakers:
                 known.writing, known.posted = False, []
                 return
         try:
-            if known.version == 0 or _gates_differ(old, new):
-                self._index(new.breaker.name)
             new = self._with_gate_limits(old, new)
             self._committer.post(
                 [_note(old, new, known.version)], partial(self._written, known, changes, old, new)
@@ -341,35 +334,14 @@ class Breakers:
         return self._ledger.parts(gate.queue).get(gate.part)
 
     def read(self, name: str) -> tuple[Record | None, int]:
-        view = self._ledger.note(rules.key(name))
+        view = self._ledger.note(BREAKERS.key(name))
         if view is None:
             return None, 0
         try:
-            return rules.decode(view.value), view.version
+            return BREAKERS.decode(view), view.version
         except msgspec.MsgspecError as error:
             log.error("note %s is not a valid breaker and will be overwritten: %s", view.key, error)
             return None, view.version
-
-    def names(self) -> list[str]:
-        view = self._ledger.note(INDEX)
-        return rules.names(None if view is None else view.value)
-
-    def _index(self, name: str, gone: bool = False) -> None:
-        """Add the name to the index, or remove it."""
-        view = self._ledger.note(INDEX)
-        names = set(rules.names(None if view is None else view.value))
-        right = names - {name} if gone else names | {name}
-        if right == names:
-            return
-        note = Note(
-            key=INDEX, value=msgspec.json.encode(sorted(right)), expect=0 if view is None else view.version
-        )
-
-        def again(replies: Sequence[Reply]) -> None:
-            if isinstance(replies[0], NoteConflict):
-                self._index(name, gone)
-
-        self._committer.post([note], again)
 
     def _publish_change(self, old: Record, new: Record) -> None:
         if old.status.until != new.status.until:
@@ -386,7 +358,7 @@ class Breakers:
 
 def _note(old: Record, new: Record, version: int, force: bool = False) -> Note:
     gates = new.settings() if force or _gates_differ(old, new) else ()
-    return Note(key=rules.key(new.breaker.name), value=rules.encode(new), expect=version, gates=tuple(gates))
+    return BREAKERS.put(new.breaker.name, new, version, gates=tuple(gates))
 
 
 def _gates_differ(old: Record, new: Record) -> bool:
@@ -428,20 +400,17 @@ class BreakerUpkeep:
         if at is not None and at <= now < at + self._pause and (self._next is None or now < self._next):
             # A change within the pause is seen after a later commit; the caretaker itself commits regularly.
             return self._next
-        names = self._breakers.names()
-        times = [self._check(name, now) for name in names]
+        records = self._breakers.all()
+        times = [self._check(record, now) for record in records]
         self._checked_at, self._pause = (
             now,
-            CHECK_INTERVAL if names or not self._breakers.remote else RARE_CHECK_INTERVAL,
+            CHECK_INTERVAL if records or not self._breakers.remote else RARE_CHECK_INTERVAL,
         )
         self._next = min((time for time in times if time is not None), default=None)
         return self._next
 
-    def _check(self, name: str, now: int) -> int | None:
-        record, _ = self._breakers.read(name)
-        if record is None:
-            return None
-        status = record.status
+    def _check(self, record: Record, now: int) -> int | None:
+        name, status = record.breaker.name, record.status
         if status.until == 0:
             return None
         views = [self._breakers.view(gate) for gate in record.gates]

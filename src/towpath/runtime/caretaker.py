@@ -15,11 +15,11 @@ from typing import Final
 from towpath.clock import Clock
 from towpath.core.checks import SECOND
 from towpath.core.commands import Claimed, Note, Noted, Upkeep, Upkept
-from towpath.core.depths import KEY, Alarm, depths_of
+from towpath.core.depths import DEPTHS, Alarm
 from towpath.errors import LedgerClosed, NoteConflict, TowpathError
 from towpath.escapes import get_logger
 from towpath.events import Bus, CaretakerElected, QueueDeep
-from towpath.ledger import Ledger
+from towpath.ledger import Ledger, queues_matching
 from towpath.runtime.commit.committer import Committer
 from towpath.runtime.commit.pending import ignore
 
@@ -404,6 +404,8 @@ class _DueTimer:
 DEPTH_CHECK = SECOND
 RARE_DEPTH_CHECK = 10 * SECOND
 """The same on a server while no queue has a `warn_depth`."""
+FEW_DEPTHS = 10
+"""Up to this number, the queues with a `warn_depth` are read one by one, instead of all queues."""
 
 
 class DepthMonitor:
@@ -421,7 +423,7 @@ class DepthMonitor:
         if self._checked_at <= now < self._checked_at + self._pause:
             return self._next
         self._checked_at, self._pause, self._next = now, DEPTH_CHECK, now + DEPTH_CHECK
-        limits = depths_of(self._ledger.note(KEY))
+        limits = DEPTHS.all(self._ledger)
         if not limits:
             self._alarm = Alarm()
             self._pause, self._next = (
@@ -429,7 +431,9 @@ class DepthMonitor:
                 None,
             )
             return None
-        waiting = {name: view.counts.waiting for name, view in self._ledger.queues().items()}
+        few = len(limits) <= FEW_DEPTHS
+        views = queues_matching(self._ledger, ",".join(limits) if few else "*")
+        waiting = {view.name: view.counts.waiting for view in views}
         for queue in self._alarm.passed(limits, waiting):
             queues_log.warning(
                 "queue %s is deep: %d waiting, warn_depth %d", queue, waiting[queue], limits[queue]

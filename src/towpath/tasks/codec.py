@@ -431,7 +431,7 @@ _SPANS = ("timeout", "retention")
 _AS_STORED = (
     *("id", "kind", "queue", "state", "reason", "error", "attempts", "attempts_used", "max_attempts"),
     *("failures", "losses", "priority", "part", "key", "owner", "cancel_requested"),
-    *("progress_done", "progress_total", "group", "parent", "correlation_id", "headers"),
+    *("progress_done", "progress_total", "group", "parent", "generation", "correlation_id", "headers"),
 )
 
 

@@ -35,6 +35,7 @@ from towpath.testing.suite.resolve import ResolveSuite
 from towpath.testing.suite.revive import ReopenSuite, ReviveSuite
 from towpath.testing.suite.settle import RenewSuite, SettleSuite
 from towpath.testing.suite.stops import StopSuite
+from towpath.testing.suite.unused_queues import UnusedQueueSuite
 from towpath.testing.suite.upkeep import DeadOwnerSuite, DueSuite, ReapSuite, UpkeepSuite
 
 __all__ = ["SUITES", "Harness", "LedgerSuite", "checked"]
@@ -72,6 +73,7 @@ SUITES: tuple[type[Suite], ...] = (
     NoteSuite,
     ReapSuite,
     UpkeepSuite,
+    UnusedQueueSuite,
     DeadOwnerSuite,
     DueSuite,
     ReadSuite,
@@ -118,6 +120,7 @@ class LedgerSuite(
     NoteSuite,
     ReapSuite,
     UpkeepSuite,
+    UnusedQueueSuite,
     DeadOwnerSuite,
     DueSuite,
     ReadSuite,

@@ -51,7 +51,7 @@ from towpath.core.job import (
 )
 from towpath.core.limits import Rate
 from towpath.testing.clock import START
-from towpath.testing.moves import KEYS, LEASES, NOTES, OWNERS, PARTS, PATTERNS, QUEUES, WANTED
+from towpath.testing.draws import KEYS, LEASES, NOTES, OWNERS, PARTS, PATTERNS, QUEUES, WANTED
 from towpath.testing.pair import Factory, Pair
 
 GROUPS = ("g", "h", "i")

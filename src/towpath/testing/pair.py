@@ -13,7 +13,7 @@ from towpath.core.job import COLUMNS, State
 from towpath.core.views import GroupPage, GroupQuery, NoteQuery, Query
 from towpath.errors import CommandFailed, TowpathError
 from towpath.ledger import Answer, Ledger
-from towpath.testing.moves import NOTES, PARTS, QUEUES
+from towpath.testing.draws import NOTES, PARENTS, PARTS, QUEUES
 
 Factory = Callable[[], Ledger]
 
@@ -23,6 +23,9 @@ QUERIES = (
     Query(part=PARTS[0], limit=3),
     Query(header=("h", "1")),
     Query(kind="mail", correlation_id="c"),
+    Query(parent=PARENTS[0], limit=4),
+    Query(parent=PARENTS[1], generation=1, states=(State.FAILED, State.CANCELED), oldest_first=True),
+    Query(generation=2, limit=3),
 )
 GROUP_QUERIES = (
     GroupQuery(limit=4),

@@ -10,6 +10,7 @@ import pytest
 from tests.support.waiting import WAIT, until
 from tests.support.wire import Remote, serving
 from towpath import App
+from towpath.commands import Append, Spec
 from towpath.http.api.waiting import LongPolls
 
 
@@ -226,6 +227,34 @@ def test_too_many_long_polls(queue: str, monkeypatch: pytest.MonkeyPatch) -> Non
             until(lambda: bool(polls) and polls[-1].open == 1)
             answer = remote.ask("GET", f"jobs/{id}/result", wait=60)
             assert (answer.status, answer.error) == (503, "queue_busy")
+
+
+def test_children_by_generation(remote: Remote, queue: str) -> None:
+    parent = enqueue(remote, queue)
+    specs = [
+        Spec(id=f"{queue}-{n}", queue=queue, parent=parent, generation=n // 2, payload=b"{}")
+        for n in range(3)
+    ]
+    remote.app.engine.call(Append(tuple(specs)))
+
+    def listed(**arguments: Any) -> list[str]:
+        answer = remote.ask("GET", "jobs", queue=queue, oldest_first="true", **arguments)
+        return [each["id"] for each in answer.json["jobs"]]
+
+    ids = [spec.id for spec in specs]
+    assert listed(parent=parent) == ids
+    assert listed(parent=parent, generation=0) == ids[:2]
+    assert listed(generation=1) == ids[2:]
+    assert remote.ask("GET", f"jobs/{ids[2]}").json["generation"] == 1
+    old = {"parent": parent, "generation": 0}
+    assert remote.ask("POST", "bulk/cancel", {**old, "dry_run": True}).json["count"] == 2
+    assert remote.ask("POST", "bulk/cancel", old).json["count"] == 2
+    assert remote.ask("POST", "bulk/retry", {"parent": parent}).json["count"] == 2
+    remote.ask("POST", "bulk/cancel", old)
+    assert remote.ask("POST", "bulk/purge", {**old, "queue": queue}).json["count"] == 2
+    assert listed(parent=parent) == ids[2:]
+    assert remote.ask("GET", "jobs", queue=queue, generation="x").error == "invalid_argument"
+    assert remote.ask("GET", "jobs", queue=queue, generation=-1).error == "invalid_argument"
 
 
 def test_bulk_changes(remote: Remote, queue: str) -> None:

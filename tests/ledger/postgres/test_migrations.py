@@ -18,7 +18,9 @@ from psycopg import conninfo, sql
 
 from towpath import App, open_ledger
 from towpath.core.commands import Append, Claim, Claimed, Note, SetPart, Upkeep, Want
+from towpath.core.depths import DEPTHS
 from towpath.core.job import RetryOutcome, Spec
+from towpath.core.views import NoteQuery
 from towpath.errors import NewerSchema, NotALedger
 from towpath.ledger.postgres import connection as migrations
 from towpath.ledger.postgres.connection import connect
@@ -62,7 +64,7 @@ def test_many_processes_start_at_once_and_one_migrates(empty_database: str) -> N
     known = len(migrations.steps())
     assert [output for _, output in ended] == [""] * 6
     assert sorted(out.split()[0] for out, _ in ended) == ["0"] + [str(known)] * 5
-    assert do(empty_database, "SELECT schema, min_schema FROM towpath.meta") == [(known, 9)]
+    assert do(empty_database, "SELECT schema, min_schema FROM towpath.meta") == [(known, 12)]
 
 
 def test_many_threads_open_it_at_once(empty_database: str) -> None:
@@ -239,6 +241,31 @@ def test_a_step_that_fails_leaves_nothing(empty_database: str, monkeypatch: pyte
     connection.close()
 
 
+def test_lists_in_notes_become_one_note_for_each_record(
+    empty_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = migrations.steps()
+    monkeypatch.setattr(migrations, "steps", lambda: steps[:10])
+    with closing(connect(empty_database, PostgresOptions())) as connection:
+        migrations.migrate(connection, Statements("towpath"), "here")
+    monkeypatch.setattr(migrations, "steps", lambda: steps)
+    for key, value in (
+        ("towpath/warn-depths", '{"mail": 5, "a/é": 70}'),
+        ("towpath/schedules", '["daily"]'),
+        ("towpath/breakers", '["x"]'),
+        ("breaker/x", "{}"),
+    ):
+        do(empty_database, f"INSERT INTO towpath.note VALUES ('{key}', convert_to('{value}', 'UTF8'), 7, 3)")
+    with closing(PostgresLedger(empty_database)) as ledger:
+        assert DEPTHS.all(ledger) == {"a/é": 70, "mail": 5}
+        assert [note.key for note in ledger.notes(NoteQuery()).notes] == [
+            "breaker/x",
+            "warn-depth/a/é",
+            "warn-depth/mail",
+        ]
+        assert ledger.check() == []
+
+
 def test_a_ledger_of_schema_6_keeps_attempts_after_the_upgrade(
     empty_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,7 +276,7 @@ def test_a_ledger_of_schema_6_keeps_attempts_after_the_upgrade(
     monkeypatch.setattr(migrations, "steps", lambda: steps)
     assert do(empty_database, "SELECT schema, min_schema FROM towpath.meta") == [(6, 4)]
     with closing(PostgresLedger(empty_database)) as ledger:
-        assert do(empty_database, "SELECT schema, min_schema FROM towpath.meta") == [(len(steps), 9)]
+        assert do(empty_database, "SELECT schema, min_schema FROM towpath.meta") == [(len(steps), 12)]
         harness = Harness(ledger)
         harness.settle(harness.started("a"), RetryOutcome(error="busy"))
         assert [(end.number, end.error) for end in ledger.attempts("a")] == [(1, "busy")]

@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from towpath.core.commands import Append, Cancel, Selector, Settle, Settled, Upkeep
+from towpath.core.commands import Append, Cancel, Selector, SetQueue, Settle, Settled, Upkeep
 from towpath.core.job import Done, State
 from towpath.ledger.postgres.ledger import PostgresLedger
 from towpath.testing.suite.harness import Harness, replace, spec, unique, whole_group
@@ -226,3 +226,22 @@ def test_a_function_is_not_called_again_because_others_have_the_relations(
     assert answers == [Settled("slow", State.DONE)]
     assert function.calls == 1
     assert harness.at("slow", "dependent", "child") == "done ready ready"
+
+
+def test_a_setting_survives_the_deletion_of_its_unused_queue(
+    postgres_url: str, ledger: PostgresLedger
+) -> None:
+    """Another process deletes the row between the two statements that make and lock it."""
+    ledger.apply([SetQueue(queue="brief")])
+    with psycopg.connect(postgres_url) as other:
+        other.execute("DELETE FROM towpath.queue WHERE name = 'brief'")
+        setting = threading.Thread(target=ledger.apply, args=([SetQueue(queue="brief", cap=3)],))
+        setting.start()
+        setting.join(0.5)
+        assert setting.is_alive()
+        other.commit()
+    setting.join(PATIENCE)
+    assert not setting.is_alive()
+    queue = ledger.queue("brief")
+    assert queue is not None
+    assert queue.cap == 3

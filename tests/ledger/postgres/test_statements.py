@@ -10,7 +10,7 @@ import psycopg
 import towpath.ledger.postgres
 from towpath.commands import Append, Claim, Query, Spec, Upkeep, Want
 from towpath.ledger.postgres.ledger import PostgresLedger
-from towpath.ledger.postgres.rows import PostgresDb
+from towpath.ledger.postgres.rows import PostgresConditions, PostgresDb
 from towpath.ledger.postgres.statements import queries as _queries
 from towpath.ledger.sqlite.statements import _queries as _sqlite_queries
 
@@ -82,6 +82,24 @@ def test_a_lookup_reads_a_range_of_an_index(postgres_url: str) -> None:
     assert "Index Cond: ((id >= $1) AND (id < $2))" in plans
     assert "Index Cond: (seq = $1)" in plans
     assert "Sort" not in plans
+
+
+def test_the_jobs_of_a_parent_are_a_range_of_an_index(postgres_url: str) -> None:
+    PostgresLedger(postgres_url).close()
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("SET enable_seqscan = off")
+        for given, arguments, condition in (
+            (Query(parent="p"), "'p'", "Index Cond: (parent = $1)"),
+            (Query(parent="p", generation=1), "'p', 1", "Index Cond: ((parent = $1) AND (generation = $2))"),
+        ):
+            found = PostgresConditions()
+            found.ask(given)
+            for order in ("ASC", "DESC"):
+                text = f"SELECT * FROM towpath.job j WHERE {found.sql} ORDER BY j.seq {order} LIMIT 10"
+                plan = "".join(row[0] for row in _explain(connection, text, arguments))
+                assert "job_parent" in plan
+                assert condition in plan
+                assert "Sort" not in plan
 
 
 def _explain(connection: psycopg.Connection[tuple[str]], text: str, arguments: str) -> list[tuple[str]]:

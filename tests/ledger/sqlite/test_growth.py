@@ -11,12 +11,12 @@ import pytest
 
 from towpath.core.checks import MAX_NAME, matches
 from towpath.core.commands import Append, Cancel, Claim, Claimed, Command, Note, Open, Selector, Settle, Want
-from towpath.core.job import After, Done, FailOutcome, Key, KeyPolicy, Release, RetryOutcome, Spec
+from towpath.core.job import After, Done, FailOutcome, Key, KeyPolicy, Release, RetryOutcome, Spec, State
 from towpath.core.job import ClaimedJob as Held
 from towpath.core.views import Query
 from towpath.errors import Refused
 from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
-from towpath.ledger.sqlite.statements import _queries
+from towpath.ledger.sqlite.statements import _queries, find
 
 N = 100
 GROWTH = 7.0
@@ -170,6 +170,25 @@ def test_a_lookup_reads_a_range_of_an_index(tmp_path: Path) -> None:
     assert "SEARCH towpath_job USING INDEX sqlite_autoindex_towpath_job_1 (id>? AND id<?)" in str(plans)
     assert "SEARCH j USING INTEGER PRIMARY KEY (rowid=?)" in str(plans)
     assert "SCAN towpath_job" not in str(plans)
+
+
+def test_the_jobs_of_a_parent_are_a_range_of_an_index(tmp_path: Path) -> None:
+    queries = [
+        Query(parent="p", generation=1, states=states, oldest_first=oldest_first)
+        for states in ((), (State.FAILED,), (State.READY, State.RUNNING))
+        for oldest_first in (True, False)
+    ]
+    with closing(SqliteLedger(tmp_path / "a.db")) as ledger:
+        statements: list[str] = []
+        ledger._db.exec_trace = lambda _, sql, __: statements.append(sql) or True  # type: ignore[func-returns-value]
+        for query in queries:
+            find(ledger._db, query, 10)
+        ledger._db.exec_trace = None
+        assert len(statements) == len(queries)
+        for sql in statements:
+            plan = str([row[3] for row in ledger._db.execute(f"EXPLAIN QUERY PLAN {sql}", ("p", 1, 10))])
+            assert "SEARCH j USING INDEX towpath_job_parent (parent=?)" in plan
+            assert "ORDER BY" not in plan
 
 
 STARS = "*a" * (MAX_NAME // 2 - 1) + "*b"

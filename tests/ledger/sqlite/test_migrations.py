@@ -17,8 +17,10 @@ import pytest
 
 import towpath.ledger.sqlite
 from towpath.core.commands import Append, Purge, Selector, Settle, Upkeep
+from towpath.core.depths import DEPTHS
 from towpath.core.job import COLUMNS, Done, Job, Reason, RetryOutcome, State
 from towpath.core.lifecycle import REASONS
+from towpath.core.views import NoteQuery
 from towpath.errors import NewerSchema, NotALedger
 from towpath.ledger.sqlite.ledger import SqliteLedger, SqliteOptions
 from towpath.ledger.sqlite.maintenance import steps
@@ -68,7 +70,7 @@ def content(path: Path) -> dict[str, list[Any]]:
 def test_the_schema_is_the_sum_of_its_steps(ledger: SqliteLedger, tmp_path: Path) -> None:
     execute(tmp_path / "sum.db", "".join(steps()))
     assert schema(ledger.path) == schema(tmp_path / "sum.db")
-    assert execute(ledger.path, "SELECT schema, min_schema FROM towpath_meta") == [(NEWEST, 9)]
+    assert execute(ledger.path, "SELECT schema, min_schema FROM towpath_meta") == [(NEWEST, 12)]
 
 
 def test_every_table_of_version_1_has_rows(path: Path) -> None:
@@ -121,6 +123,25 @@ def test_an_upgraded_ledger_keeps_attempts_from_now_on(path: Path) -> None:
         harness.ask(Settle("held", held.fence, RetryOutcome(error="busy")))
         [end] = ledger.attempts("held")
         assert (end.number, end.started_at, end.owner, end.error) == (1, held.started_at, held.owner, "busy")
+        assert ledger.integrity() == []
+
+
+def test_lists_in_notes_become_one_note_for_each_record(path: Path, clock: ManualClock) -> None:
+    execute(path, "".join(steps()[:10]) + "UPDATE towpath_meta SET schema = 10")
+    for key, value in (
+        ("towpath/warn-depths", '{"mail": 5, "a/é": 70}'),
+        ("towpath/schedules", '["daily"]'),
+        ("towpath/breakers", '["x"]'),
+        ("breaker/x", "{}"),
+    ):
+        execute(path, f"INSERT INTO towpath_note VALUES ('{key}', CAST('{value}' AS BLOB), 7, 3, NULL)")
+    with closing(SqliteLedger(path, SqliteOptions(), clock)) as ledger:
+        assert DEPTHS.all(ledger) == {"a/é": 70, "mail": 5}
+        assert [note.key for note in ledger.notes(NoteQuery()).notes] == [
+            "breaker/x",
+            "warn-depth/a/é",
+            "warn-depth/mail",
+        ]
         assert ledger.integrity() == []
 
 

@@ -51,6 +51,8 @@ class JobArguments(PageArguments, forbid_unknown_fields=True, kw_only=True):
     kind: Annotated[str, Meta(description="Kind (task name).")] = ""
     part: Annotated[str, Meta(description="Part of the queue.")] = ""
     group: Annotated[str, Meta(description="Group id.")] = ""
+    parent: Annotated[str, Meta(description="Id of the job that appended them.")] = ""
+    generation: Annotated[int | None, Meta(description="Generation.")] = None
     key: Annotated[str, Meta(description="Key.")] = ""
     owner: Annotated[str, Meta(description="Worker that holds the job.")] = ""
     correlation_id: Annotated[str, Meta(description="Correlation id.")] = ""
@@ -66,6 +68,7 @@ class JobArguments(PageArguments, forbid_unknown_fields=True, kw_only=True):
             texts = {name: getattr(self, name) or None for name in _TEXTS}
             return Query(
                 **texts,
+                generation=self.generation,
                 created_from=_micros(self.created_from, "created_from"),
                 created_before=_micros(self.created_before, "created_before"),
                 queue=queue or None,
@@ -78,7 +81,7 @@ class JobArguments(PageArguments, forbid_unknown_fields=True, kw_only=True):
             )
 
 
-_TEXTS = ("kind", "part", "group", "key", "owner", "correlation_id")
+_TEXTS = ("kind", "part", "group", "parent", "key", "owner", "correlation_id")
 
 
 class PlainValues:

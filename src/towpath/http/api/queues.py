@@ -28,7 +28,7 @@ from towpath.http.problems import Problem, bad_body
 from towpath.http.table import Route
 from towpath.http.wire import namespace_name
 from towpath.queues.message import Queue
-from towpath.queues.queue import BaseGate, PartStatus, QueueStatus, queue_status, warn_depths
+from towpath.queues.queue import BaseGate, PartStatus, QueueStatus, queue_status, warn_depth, warn_depths
 
 
 class QueueArguments(PageArguments, forbid_unknown_fields=True, kw_only=True):
@@ -193,10 +193,10 @@ class QueueAdminRoutes:
     async def show(self, exchange: Exchange) -> None:
         name = queue_of(exchange, Right.CONSUME, exchange.query(NamespaceArguments))
         ledger = self._engine.ledger
-        view, depths = await self._context.read(lambda: (ledger.queue(name), warn_depths(ledger)))
+        view, depth = await self._context.read(lambda: (ledger.queue(name), warn_depth(ledger, name)))
         if view is None:
             raise Problem(404, "unknown_queue", f"there is no queue {name}")
-        await exchange.answer(_item(queue_status(view), depths.get(name)))
+        await exchange.answer(_item(queue_status(view), depth))
 
     async def change(self, exchange: Exchange) -> None:
         name = queue_of(exchange, Right.ADMIN, exchange.query(NamespaceArguments))

@@ -19,6 +19,7 @@ from towpath.http.audit import audit
 from towpath.http.context import ServerContext
 from towpath.http.exchange import Exchange
 from towpath.http.problems import bad_body
+from towpath.ledger import queues_matching
 from towpath.runtime.engine import Engine
 
 MAX_IDS = 1000
@@ -26,6 +27,7 @@ STEP, MAX_STEPS = 1000, 100
 """Jobs of one command, and commands of one request: other commits go between them."""
 MAX_COUNT = 100_000
 """Jobs that a dry run counts one by one."""
+_TEXTS = ("part", "kind", "group", "parent", "key")
 
 
 class SelectedJobs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -38,6 +40,8 @@ class SelectedJobs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     part: str = ""
     kind: str = ""
     group: str = ""
+    parent: str = ""
+    generation: int | None = None
     key: str = ""
     created_before: Moment | None = None
     finished_before: Moment | None = None
@@ -46,8 +50,8 @@ class SelectedJobs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     def describe(self) -> str:
         """The selection for the audit log."""
-        names = ("queue", "namespace", "part", "kind", "group", "key", "created_before", "finished_before")
-        given = [f"{name}={value}" for name in names if (value := getattr(self, name))]
+        names = ("queue", "namespace", *_TEXTS, "generation", "created_before", "finished_before")
+        given = [f"{name}={value}" for name in names if (value := getattr(self, name)) not in (None, "")]
         return f"{len(self.ids)} ids" if self.ids else ", ".join(given) or "all"
 
 
@@ -73,22 +77,17 @@ async def _selector(
     """The selector of a request, after the check of the rights to all its queues. Raises a `Problem`, and
     `UnknownJob` before any change."""
     queue = pattern_of(selection.queue, selection.namespace)
-    fields = {name: getattr(selection, name) or None for name in ("part", "kind", "group", "key")}
+    fields = {name: getattr(selection, name) or None for name in _TEXTS}
+    fields["generation"] = selection.generation
     created, finished = (
         None if at is None else checks.moment(at, "time")
         for at in (selection.created_before, selection.finished_before)
     )
-    narrowed = queue or any(fields.values()) or created is not None or finished is not None
+    fields |= {"created_before": created, "finished_before": finished}
+    narrowed = queue or any(value is not None for value in fields.values())
     if bool(selection.ids) + bool(narrowed) + selection.all != 1:
         raise bad_body("select jobs by ids, by fields such as queue and kind, or all of them with all=true")
-    selector = Selector(
-        ids=tuple(selection.ids),
-        queue=queue or None,
-        states=states,
-        created_before=created,
-        finished_before=finished,
-        **fields,
-    )
+    selector = Selector(ids=tuple(selection.ids), queue=queue or None, states=states, **fields)
     if selection.ids:
         found = await context.read(context.engine.ledger.get_many, selection.ids, bodies=False)
         if missing := [id for id in selection.ids if id not in found]:
@@ -175,14 +174,13 @@ def _count(context: ServerContext, where: Selector) -> BulkResult:
     if where.ids:
         found = ledger.get_many(where.ids, bodies=False).values()
         return BulkResult(dry_run=True, count=sum(where.matches(job) for job in found))
-    narrow = ("part", "group", "key", "kind", "created_before", "finished_before")
-    if all(getattr(where, name) is None for name in narrow):
-        views = [view for name, view in ledger.queues().items() if checks.matches(where.queue or "*", name)]
+    names = ("states", "queue", *_TEXTS, "generation", "created_before")
+    if all(getattr(where, name) is None for name in (*names[2:], "finished_before")):
+        views = queues_matching(ledger, where.queue or "*")
         states = where.states or tuple(State)
         return BulkResult(
             dry_run=True, count=sum(getattr(view.counts, state) for view in views for state in states)
         )
-    names = ("queue", "part", "group", "key", "kind", "created_before", "states")
     fields = {name: getattr(where, name) for name in names}
     count, page = 0, None
     while count < MAX_COUNT:

@@ -45,6 +45,8 @@ class MemoryStore:
         self.queues: dict[str, QueueRecord] = {}
         self.active: dict[str, QueueRecord] = {}
         """Every queue with ready or scheduled jobs, and some queues that no longer have any."""
+        self.unused: dict[str, int] = {}
+        """By queue: when upkeep has found it without jobs, settings and parts for the first time."""
         self.parts: dict[str, dict[str, PartRecord]] = {}
         self.idle: set[tuple[str, str]] = set()
         """Every part that can be swept, and some parts that are in use again."""
@@ -181,6 +183,7 @@ class MemoryStore:
         del self.jobs[job.seq], self.seqs[job.id]
         self.attempts.pop(job.seq, None)
         self._leave(self.queues[job.queue], job)
+        self.unused.pop(job.queue, None)
         if job.group is not None:
             del self.groups[job.group].members[job.seq]
         for src in self.edges_in.pop(job.seq, ()):
@@ -433,6 +436,7 @@ def write_notes(store: MemoryStore, plan: NotePlan) -> None:
 def set_queue(store: MemoryStore, command: SetQueue, now: int) -> QueueSet:
     queue = store.queue(command.queue)
     store.dirty = True
+    store.unused.pop(command.queue, None)
     for field, value in given_settings(queue.why, queue.paused, command).items():
         setattr(queue, field, value)
     return QueueSet(command.queue)

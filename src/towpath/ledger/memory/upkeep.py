@@ -28,6 +28,7 @@ from towpath.core.job import FINISHED, Job, State
 from towpath.core.lanes import ageing_order
 from towpath.core.lifecycle import interrupts
 from towpath.core.revival import DEAD, RecordRevivals, revive_all
+from towpath.core.views import QUEUE_KEPT, is_unused
 from towpath.ledger.memory.claim import wake
 from towpath.ledger.memory.rows import QueueRecord
 from towpath.ledger.memory.settle import MemoryRecords, expire
@@ -102,6 +103,7 @@ def _sweep(store: MemoryStore, now: int, limit: int) -> int:
         _close_window(store, name)
         left -= 1
     left -= _sweep_parts(store, now, left)
+    left -= _sweep_queues(store, now, left)
     left -= _sweep_groups(store, now, left)
     left -= _sweep_blobs(store, now, left)
     store.dirty = store.dirty or left < limit
@@ -159,6 +161,23 @@ def _sweep_parts(store: MemoryStore, now: int, limit: int) -> int:
             del store.parts[queue][name]
             count += 1
     return count
+
+
+def _sweep_queues(store: MemoryStore, now: int, limit: int) -> int:
+    """Delete queues that have been unused for long, and note the time for queues that are unused now."""
+    if not limit:
+        return 0
+    empty = [queue for queue in store.queues.values() if not any(queue.counts.values())]
+    found = [queue.name for queue in empty if is_unused(queue.view(), len(queue.parts), now)]
+    since = [(store.unused[name], name) for name in found if name in store.unused]
+    over = [name for at, name in sorted(since) if at + QUEUE_KEPT <= now][:limit]
+    for name in over:
+        del store.queues[name], store.unused[name]
+        store.active.pop(name, None)
+    new = {name: now for name in found if name not in store.unused and name in store.queues}
+    store.unused |= new
+    store.dirty = store.dirty or bool(new)
+    return len(over)
 
 
 def _next_due(store: MemoryStore, now: int) -> int | None:

@@ -42,7 +42,7 @@ from towpath.core.facts import is_plain
 from towpath.core.job import DONE, READY, SCHEDULED, ClaimedJob, Job, Reason, Spec, runs_of
 from towpath.core.lanes import narrowed
 from towpath.core.lifecycle import RETENTION
-from towpath.core.views import NoteView
+from towpath.core.views import QUEUE_KEPT, NoteView
 from towpath.errors import NoteConflict
 from towpath.ledger import Answer
 from towpath.ledger.postgres.connection import end, steps
@@ -225,7 +225,7 @@ def _claim(db: PostgresDb, command: Claim, now: int | None) -> Applied:
 def _upkeep(db: PostgresDb, command: Upkeep, now: int | None) -> Applied:
     if command.dead:
         raise FastPathRefused("not_plain")
-    present, due = db.one("quiet_until", (KEEP, now, RETENTION, len(steps())))
+    present, due = db.one("quiet_until", (KEEP, now, RETENTION, len(steps()), QUEUE_KEPT))
     if due is not None and due <= present:
         raise FastPathRefused("due")
     return present, [Upkept(next_due=due)]

@@ -381,14 +381,17 @@ class PostgresLedger(reads.SharedReads):
         return self._read(read)
 
     def note(self, key: str, now: int | None = None) -> NoteView | None:
-        if now is not None:
-            checks.whole("now", now)
-        elif self._clock is not None:
-            now = self._clock.now()
-        return self._read(lambda db: fast_paths.read_note(db, key, now), alone=True)
+        at = self._given_time(now)
+        return self._read(lambda db: fast_paths.read_note(db, key, at), alone=True)
 
     def notes(self, query: NoteQuery, now: int | None = None) -> NotePage:
-        return self._read(lambda db: reads.notes(db, query, self._time(db, now)))
+        at = self._given_time(now)
+        return self._read(lambda db: reads.notes(db, query, at), alone=True)
+
+    def _given_time(self, now: int | None) -> int | None:
+        """None: the statement reads the clock of the server."""
+        checks.optional_whole("now", now)
+        return self._clock.now() if now is None and self._clock is not None else now
 
     def explain(self, id: str, now: int | None = None) -> Explanation:
         return self._read(lambda db: reads.explain_job(db, id, self._time(db, now)))

@@ -201,7 +201,8 @@ class PostgresDb:
     def find(self, query: Query, limit: int) -> list[Job]:
         found = PostgresConditions()
         found.ask(query)
-        table, seq = jobs_in(() if query.group or query.key or query.correlation_id else query.states)
+        indexed = query.group or query.parent or query.key or query.correlation_id
+        table, seq = jobs_in(() if indexed else query.states)
         return self._jobs(found, table, seq if query.oldest_first else f"{seq} DESC", limit)
 
     def _jobs(

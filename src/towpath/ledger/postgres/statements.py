@@ -247,6 +247,15 @@ _WORDS: Mapping[str, str] = {
         q.running + t.running, q.done + t.done, q.failed + t.failed, q.canceled + t.canceled,
         q.loose + t.loose, q.paused, q.why, q.capacity, q.cap,
         q.rate_count, q.rate_period, q.rate_burst, q.next_at, q.retention, q.keep, q.served, q.clock""",
+    "{queue_shown}": """q.name, q.blocked, q.scheduled, q.ready, q.running, q.done, q.failed, q.canceled,
+        q.loose, q.paused, q.why, q.capacity, q.cap, q.rate_count, q.rate_period, q.rate_burst, q.next_at,
+        q.retention, q.keep, q.served, q.clock, CASE WHEN q.ready > 0 THEN (SELECT min(t.ready_at)
+            FROM towpath.turn t WHERE t.queue = q.name AND t.ripe > 0) END""",
+    "{unused}": """q.listed
+        AND q.blocked + q.scheduled + q.ready + q.running + q.done + q.failed + q.canceled = 0
+        AND q.paused = 0 AND q.why IS NULL AND q.capacity IS NULL AND q.cap IS NULL AND q.rate_count IS NULL
+        AND q.retention IS NULL AND q.keep IS NULL
+        AND NOT EXISTS (SELECT 1 FROM towpath.part p WHERE p.queue = q.name)""",
     "{counted}": """
         CROSS JOIN LATERAL (
             SELECT * FROM towpath.queue WHERE name = v

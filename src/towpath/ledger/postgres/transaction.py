@@ -135,7 +135,9 @@ class PostgresTransaction(Transaction):
         }
         if wanted := sorted(limited | locks.queues):
             self.db.run("make_queues", (array(wanted),))
-            self.db.run("lock_queues", (array(wanted),))
+            while len(self.db.rows("lock_queues", (array(wanted),), str)) < len(wanted):
+                # Another process has deleted an unused queue since it was made or found.
+                self.db.run("make_queues", (array(wanted),))
             self._is_gated(wanted)
 
     def hold_relations(self) -> None:
@@ -220,6 +222,12 @@ class PostgresTransaction(Transaction):
         self._flush_before(wanted.difference(self.queues))
         super().load_queues(wanted)
 
+    def _forget_queues(self, names: Iterable[str]) -> None:
+        gone = set(names)
+        super()._forget_queues(gone)
+        self.gated -= gone
+        self._folded_queues -= gone
+
     def _load_parts(self, keys: Iterable[tuple[str, str]]) -> None:
         wanted = set(keys)
         self._flush_before({queue for queue, _ in wanted.difference(self.parts)})
@@ -301,6 +309,10 @@ class PostgresTransaction(Transaction):
         for (queue, part, state), count in self._tallies.items():
             if count or (part is not None and state in _ACTIVE):
                 by_place.setdefault((queue, part), {})[state] = count
+        # A queue exists also if its jobs were appended and deleted by the same batch.
+        listed = {queue for queue, _ in by_place}
+        for queue in {queue for queue, _, _ in self._tallies} - listed:
+            by_place[queue, None] = {}
         self._tallies.clear()
         self.tallies += len(by_place)
         return [

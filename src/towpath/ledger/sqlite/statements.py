@@ -208,6 +208,14 @@ def _filled(body: str) -> str:
     return body
 
 
+_OLDEST = """(SELECT min(at) FROM (
+    SELECT min(ready_at) AS at FROM towpath_job WHERE queue = q.name AND state = 'ready' AND part IS NULL
+        AND losses < 2
+    UNION ALL
+    SELECT min(ready_at) FROM towpath_job WHERE queue = q.name AND state = 'ready' AND part IS NOT NULL
+        AND losses < 2
+    UNION ALL
+    SELECT min(ready_at) FROM towpath_job WHERE queue = q.name AND state = 'ready' AND losses >= 2))"""
 _PLACEHOLDERS: Mapping[str, str] = {
     "{job}": jobs.as_json(),
     "{taken}": jobs.as_json(
@@ -227,6 +235,11 @@ _PLACEHOLDERS: Mapping[str, str] = {
     + ", EXISTS (SELECT 1 FROM towpath_edge e WHERE e.src = j.seq)"
     " OR (j.key IS NOT NULL AND EXISTS (SELECT 1 FROM towpath_proxy p WHERE p.job = j.seq)))",
     "{queue}": f"json_array({', '.join(QueueRow.__struct_fields__)})",
+    "{queue_shown}": f"json_array({', '.join(QueueRow.__struct_fields__)}, iif(ready > 0, {_OLDEST}, NULL))",
+    "{unused}": """q.blocked + q.scheduled + q.ready + q.running + q.done + q.failed + q.canceled = 0
+        AND q.paused = 0 AND q.why IS NULL AND q.capacity IS NULL AND q.cap IS NULL AND q.rate_count IS NULL
+        AND q.retention IS NULL AND q.keep IS NULL
+        AND NOT EXISTS (SELECT 1 FROM towpath_part p WHERE p.queue = q.name)""",
     "{part}": f"json_array({', '.join(PartRow.__struct_fields__)})",
     "{group}": f"json_array({', '.join(f'g.{name}' for name in GroupRow.__struct_fields__)})",
     # Edges between jobs and gates of groups, with the columns of `core.edges.EdgePosition`.
@@ -275,7 +288,9 @@ def find(db: apsw.Connection, query: Query, limit: int) -> list[Job]:
 
 def _index(query: Query) -> str:
     """The index for failed or running jobs, which are few among many. Without it SQLite scans the whole table
-    in the order of the result."""
+    in the order of the result. An index on a group, parent, key or correlation id is smaller."""
+    if query.group or query.parent or query.key or query.correlation_id:
+        return ""
     if query.states == (State.FAILED,):
         return "INDEXED BY towpath_job_failed"
     return "INDEXED BY towpath_job_leased" if query.states == (State.RUNNING,) else ""

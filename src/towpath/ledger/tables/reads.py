@@ -18,6 +18,7 @@ from towpath.core.explain import AHEAD, SHOWN, Explanation, JobFacts, explain
 from towpath.core.history import AttemptRecord
 from towpath.core.ids import prefix_range, short_seq
 from towpath.core.job import Job, Reason, State
+from towpath.core.selection import JobConditions
 from towpath.core.views import (
     Counts,
     GroupPage,
@@ -85,33 +86,28 @@ class Conditions:
     def match(self, selector: Selector) -> None:
         if selector.ids:
             self.ids(selector.ids)
-        self.queue(selector.queue)
-        self.equal(part=selector.part, group=selector.group, key=selector.key, kind=selector.kind)
-        self.states(selector.states)
-        if selector.created_before is not None:
-            self.add("j.created_at < ?", selector.created_before)
+        self._shared(selector)
         if selector.finished_before is not None:
             self.add("j.finished_at < ?", selector.finished_before)
 
     def ask(self, query: Query) -> None:
-        self.queue(query.queue)
-        self.equal(
-            part=query.part,
-            kind=query.kind,
-            group=query.group,
-            key=query.key,
-            owner=query.owner,
-            correlation_id=query.correlation_id,
-        )
-        self.states(query.states)
+        self._shared(query)
+        self.equal(owner=query.owner, correlation_id=query.correlation_id)
         if query.created_from is not None:
             self.add("j.created_at >= ?", query.created_from)
-        if query.created_before is not None:
-            self.add("j.created_at < ?", query.created_before)
         if query.header is not None:
             self.header(*query.header)
         if query.page is not None:
             self.add("j.seq > ?" if query.oldest_first else "j.seq < ?", page_seq(query.page))
+
+    def _shared(self, given: JobConditions) -> None:
+        self.queue(given.queue)
+        self.equal(part=given.part, group=given.group, parent=given.parent, key=given.key, kind=given.kind)
+        if given.generation is not None:
+            self.add("j.generation = ?", given.generation)
+        self.states(given.states)
+        if given.created_before is not None:
+            self.add("j.created_at < ?", given.created_before)
 
     @property
     def sql(self) -> str:
@@ -161,13 +157,17 @@ def attempts(db: Db, id: str) -> list[AttemptRecord]:
     return db.rows("attempts_of", (id,), AttemptRecord) if storable(id) else []
 
 
+class ShownQueue(QueueRow, array_like=True):
+    oldest_ready: int | None = None
+
+
 def queues(db: Db) -> dict[str, QueueView]:
-    return {row.name: queue_view(row, _oldest_ready(db, row)) for row in db.rows("all_queues", (), QueueRow)}
+    return {row.name: queue_view(row, row.oldest_ready) for row in db.rows("all_queues", (), ShownQueue)}
 
 
 def queue(db: Db, name: str) -> QueueView | None:
-    found = db.rows("one_queue", (name,), QueueRow) if storable(name) else []
-    return queue_view(found[0], _oldest_ready(db, found[0])) if found else None
+    found = db.rows("one_queue", (name,), ShownQueue) if storable(name) else []
+    return queue_view(found[0], found[0].oldest_ready) if found else None
 
 
 def queue_view(row: QueueRow, oldest_ready: int | None) -> QueueView:
@@ -185,12 +185,6 @@ def queue_view(row: QueueRow, oldest_ready: int | None) -> QueueView:
         retention=row.retention,
         keep=row.keep,
     )
-
-
-def _oldest_ready(db: Db, row: QueueRow) -> int | None:
-    if not row.ready:
-        return None
-    return db.one("oldest_ready", (row.name,))[0]  # type: ignore[no-any-return]
 
 
 def parts(db: Db, queue: str) -> dict[str, PartView]:
@@ -251,7 +245,7 @@ def note(db: Db, key: str, now: int) -> NoteView | None:
     return None if row is None else NoteView(*row)
 
 
-def notes(db: Db, query: NoteQuery, now: int) -> NotePage:
+def notes(db: Db, query: NoteQuery, now: int | None) -> NotePage:
     bounds = (query.prefix, query.after, prefix_end(query.prefix))
     rows = db.rows("notes_after", (*bounds, now, query.limit + 1), tuple[str, str, int, int, int | None])
     return note_page(query, [NoteView(row[0], bytes.fromhex(row[1]), *row[2:]) for row in rows])

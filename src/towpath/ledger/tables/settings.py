@@ -75,6 +75,7 @@ def set_queue(tx: Transaction, command: SetQueue) -> QueueSet:
     tx.hold_queues([command.queue])
     row = tx.change_queue(command.queue)
     _set(row, command)
+    tx.db.run("delete_unused", (array([command.queue]),))
     return QueueSet(command.queue)
 
 

@@ -199,6 +199,11 @@ class Transaction:
         self._changed_queues.add(name)
         return self.queue(name)
 
+    def _forget_queues(self, names: Iterable[str]) -> None:
+        """The rows of these queues are deleted."""
+        for name in names:
+            self.queues.pop(name, None)
+
     def _load_parts(self, keys: Iterable[tuple[str, str]]) -> None:
         if missing := [key for key in set(keys) if key not in self.parts]:
             found = self.db.rows("parts_by_name", (array(missing),), PartRow)
@@ -325,6 +330,10 @@ def flush_queues(tx: Transaction) -> None:
     groups."""
     if tx._changed_queues:
         tx.flush()
+
+
+def forget_queues(tx: Transaction, names: Iterable[str]) -> None:
+    tx._forget_queues(names)
 
 
 def load_parts(tx: Transaction, places: Iterable[tuple[str, str]]) -> None:

@@ -38,11 +38,12 @@ from towpath.core.lifecycle import (
     lose,
 )
 from towpath.core.revival import DEAD, prepare_resolve, revive_all, shut_gates
+from towpath.core.views import QUEUE_KEPT
 from towpath.ledger.tables import claim, finish
 from towpath.ledger.tables.append import downstream
 from towpath.ledger.tables.blobs import sweep_blobs
 from towpath.ledger.tables.database import RESULT, array
-from towpath.ledger.tables.transaction import GroupRow, Transaction, by_id, by_seq, recount
+from towpath.ledger.tables.transaction import GroupRow, Transaction, by_id, by_seq, forget_queues, recount
 
 
 def upkeep(tx: Transaction, command: Upkeep) -> Upkept:
@@ -151,6 +152,7 @@ def _sweep(tx: Transaction, limit: int) -> int:
         left -= _delete_rows(tx, name, now, left)
     left -= _close_windows(tx, left)
     left -= _delete_rows(tx, "sweep_parts", now, left)
+    left -= _sweep_queues(tx, left)
     groups = _delete_rows(tx, "sweep_groups", now - RETENTION, left)
     if groups:
         for statement in ("sweep_thens", "sweep_gates", "sweep_proxies"):
@@ -160,6 +162,20 @@ def _sweep(tx: Transaction, limit: int) -> int:
         tx.parts.clear()
         tx.groups.clear()
     return limit - left + groups + sweep_blobs(tx, left - groups)
+
+
+def _sweep_queues(tx: Transaction, limit: int) -> int:
+    """Delete queues that have been unused for long, and note the time for queues that are unused now."""
+    if not limit:
+        return 0
+    over = tx.db.rows("unused_queues", (tx.now - QUEUE_KEPT, tx.now, limit), str)
+    if over:
+        tx.db.run("delete_queues", (array(over),))
+        tx.db.run("delete_unused", (array(over),))
+        forget_queues(tx, over)
+    if tx.db.count("note_unused", (tx.now,)):
+        tx.wrote = True
+    return len(over)
 
 
 def _delete_rows(tx: Transaction, statement: str, until: int, limit: int) -> int:
@@ -269,6 +285,7 @@ def delete(tx: Transaction, jobs: Sequence[Job]) -> None:
     ):
         tx.db.run(statement, (seqs,))
     tx.db.run("free_blobs", (tx.now, seqs))
+    tx.db.run("delete_unused", (array({job.queue for job in jobs}),))
     tx.move(Counter((job.queue, job.part, job.state, None) for job in jobs))
 
 

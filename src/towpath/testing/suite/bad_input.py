@@ -125,6 +125,8 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "unknown state in a selector": (lambda: Selector(states=("lost",)), "state"),  # type: ignore[arg-type]
     "bad id in a selector": (lambda: Selector(ids=("\0",)), "ids"),
     "bad queue in a selector": (lambda: Selector(queue=""), "queue"),
+    "bad parent in a selector": (lambda: Selector(parent="\0"), "parent"),
+    "negative generation in a selector": (lambda: Selector(generation=-1), "generation"),
     "NaN age in a selector": (lambda: Selector(created_before=NAN), "created_before"),  # type: ignore[arg-type]
     "cancel of none": (lambda: Cancel(where=Selector(queue="q"), limit=0), "limit"),
     "purge of too many": (lambda: Purge(where=Selector(queue="q"), limit=10_001), "limit"),

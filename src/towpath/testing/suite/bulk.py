@@ -85,6 +85,13 @@ class CancelSuite(Suite):
             ({"group": "g"}, ["c"]),
             ({"key": "k"}, ["d"]),
             ({"kind": "mail"}, ["b", "d"]),
+            ({"parent": "m"}, ["b", "d", "e"]),
+            ({"parent": "m", "generation": 0}, ["d"]),
+            ({"parent": "m", "generation": 1}, ["b", "e"]),
+            ({"parent": "m", "generation": 1, "queue": "x/1"}, ["e"]),
+            ({"parent": "m", "generation": 2}, []),
+            ({"generation": 0}, ["a", "c", "d"]),
+            ({"generation": 1}, ["b", "e"]),
             ({"states": (State.SCHEDULED,)}, ["e"]),
             ({"states": (State.SCHEDULED, State.BLOCKED)}, ["c", "e"]),
             ({"created_before": START + SECOND}, ["a", "b", "c", "d"]),
@@ -99,10 +106,13 @@ class CancelSuite(Suite):
         self, harness: Harness, where: dict[str, Any], expected: list[str]
     ) -> None:
         harness.open("g")
-        harness.append(spec("a", "x/1"), spec("b", "x/2", part="p", kind="mail"), spec("c", "y", group="g"))
-        harness.append(spec("d", "y", key=unique("k"), kind="mail"))
+        second = {"parent": "m", "generation": 1}
+        harness.append(
+            spec("a", "x/1"), spec("b", "x/2", part="p", kind="mail", **second), spec("c", "y", group="g")
+        )
+        harness.append(spec("d", "y", key=unique("k"), kind="mail", parent="m"))
         harness.jump(SECOND)
-        harness.append(spec("e", "x/1", delay=SECOND))
+        harness.append(spec("e", "x/1", delay=SECOND, **second))
         others = {field: value for field, value in where.items() if field != "ids"}
         assert harness.cancel(*where.get("ids", ()), **others).canceled == len(expected)
         assert harness.found(states=(State.CANCELED,)) == expected
@@ -162,9 +172,10 @@ class PurgeSuite(Suite):
         harness.done(harness.started("a"))
         harness.purge("a")
         assert harness.upkeep().next_due == START + HOUR
+        harness.add("other")
         harness.jump(HOUR)
         assert harness.upkeep().swept == 1
-        assert harness.append(spec("a")) == (Placed("a", 2),)
+        assert harness.append(spec("a")) == (Placed("a", 3),)
 
     def test_groups_keep_their_counts(self, harness: Harness) -> None:
         harness.open("g")

@@ -93,6 +93,13 @@ class ReadSuite(Suite):
             ({"kind": ""}, ["a", "c", "e"]),
             ({"group": "g"}, ["c"]),
             ({"key": "k"}, ["d"]),
+            ({"parent": "m"}, ["b", "d", "e"]),
+            ({"parent": "m", "generation": 0}, ["d"]),
+            ({"parent": "m", "generation": 1}, ["b", "e"]),
+            ({"parent": "m", "generation": 1, "states": (State.SCHEDULED,)}, ["e"]),
+            ({"parent": "m", "states": (State.FAILED,)}, []),
+            ({"parent": "nothing"}, []),
+            ({"generation": 0}, ["a", "c", "d"]),
             ({"owner": "w1"}, ["a"]),
             ({"owner": "w2"}, []),
             ({"correlation_id": "cc"}, ["d", "e"]),
@@ -112,15 +119,15 @@ class ReadSuite(Suite):
     ) -> None:
         harness.open("g")
         harness.append(
-            spec("a", "x/1", headers={"tenant": "7", "x": "y"}), spec("b", "x/2", part="p", kind="mail")
+            spec("a", "x/1", headers={"tenant": "7", "x": "y"}),
+            spec("b", "x/2", part="p", kind="mail", parent="m", generation=1),
         )
         harness.append(spec("c", "y", group="g", headers={"tenant": "8"}))
-        harness.append(
-            spec("d", "y", key=unique("k"), kind="mail", headers={"tenant": "7"}, correlation_id="cc")
-        )
+        fields = {"kind": "mail", "parent": "m", "headers": {"tenant": "7"}, "correlation_id": "cc"}
+        harness.append(spec("d", "y", key=unique("k"), **fields))
         harness.take("x/1", owner="w1")
         harness.jump(SECOND)
-        harness.append(spec("e", "x/1", delay=SECOND, correlation_id="cc"))
+        harness.append(spec("e", "x/1", delay=SECOND, correlation_id="cc", parent="m", generation=1))
         assert harness.found(**query) == expected
         assert harness.found(**query, oldest_first=False) == expected[::-1]
 

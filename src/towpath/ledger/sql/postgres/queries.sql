@@ -181,7 +181,7 @@ SELECT setval('towpath.last_time', greatest($2::bigint, (SELECT last_value FROM 
 -- name: quiet_until
 -- The time at which the next upkeep is due; NULL if none is. -1: now, because there are counts to fold,
 -- leases, or appends in the inbox.
--- $1 KEEP, $2 the time or NULL, $3 RETENTION, $4 the schema version of this process
+-- $1 KEEP, $2 the time or NULL, $3 RETENTION, $4 the schema version of this process, $5 QUEUE_KEPT
 SELECT t.now, CASE WHEN m.min_schema > $4::bigint OR EXISTS (SELECT 1 FROM towpath.tally)
         OR EXISTS (SELECT 1 FROM towpath.lease) OR EXISTS (SELECT 1 FROM towpath.inbox
             WHERE failure IS NULL) THEN -1 ELSE (SELECT min(at) FROM (
@@ -214,6 +214,9 @@ SELECT t.now, CASE WHEN m.min_schema > $4::bigint OR EXISTS (SELECT 1 FROM towpa
     UNION ALL
     SELECT -1 FROM towpath."group" g WHERE g.state = 'closed' AND g.closed_at <= t.now - $3::bigint
         AND NOT EXISTS (SELECT 1 FROM towpath.job j WHERE j."group" = g.id)
+    UNION ALL
+    SELECT -1 FROM towpath.queue q WHERE {unused} AND q.next_at <= t.now AND NOT EXISTS (
+        SELECT 1 FROM towpath.unused u WHERE u.name = q.name AND u.since > t.now - $5::bigint)
 ) due) END
 FROM towpath.meta m, (SELECT greatest(last_value, coalesce($2::bigint, {clock})) AS now
     FROM towpath.last_time) t;
@@ -233,14 +236,11 @@ SELECT min(n), max(n) FROM (SELECT {number} AS n FROM generate_series(1, $1::big
 SELECT {queue_counts} FROM json_array_elements_text($1::json) v {counted};
 
 -- name: all_queues
-SELECT name, blocked, scheduled, ready, running, done, failed, canceled, loose, paused, why,
-    capacity, cap, rate_count, rate_period, rate_burst, next_at, retention, keep, served, clock
-FROM towpath.queue_now ORDER BY name;
+-- Each with the time since when its longest-waiting ready job could have run.
+SELECT {queue_shown} FROM towpath.queue_now q ORDER BY q.name;
 
 -- name: one_queue
-SELECT name, blocked, scheduled, ready, running, done, failed, canceled, loose, paused, why,
-    capacity, cap, rate_count, rate_period, rate_burst, next_at, retention, keep, served, clock
-FROM towpath.queue_now WHERE name = $1::text;
+SELECT {queue_shown} FROM towpath.queue_now q WHERE q.name = $1::text;
 
 -- name: live_queues
 SELECT name FROM towpath.queue_now WHERE ready > 0 OR scheduled > 0;
@@ -892,6 +892,27 @@ WITH i AS MATERIALIZED (
 DELETE FROM towpath.part d USING i
 WHERE d.queue = i.queue AND d.name = i.name AND d.ready = 0 AND d.running = 0 AND d.configured = 0;
 
+-- name: unused_queues
+-- Queues that are unused at $2 and have been unused since $1, locked: without the lock another batch could
+-- set one meanwhile.
+SELECT q.name FROM towpath.unused u JOIN towpath.queue q ON q.name = u.name
+WHERE u.since <= $1::bigint AND {unused} AND q.next_at <= $2::bigint
+    AND NOT EXISTS (SELECT 1 FROM towpath.tally t WHERE t.queue = q.name)
+ORDER BY u.since, u.name LIMIT $3::bigint FOR UPDATE OF q SKIP LOCKED;
+
+-- name: note_unused
+INSERT INTO towpath.unused (name, since) SELECT q.name, $1::bigint FROM towpath.queue q
+WHERE {unused} AND q.next_at <= $1::bigint
+    AND NOT EXISTS (SELECT 1 FROM towpath.unused u WHERE u.name = q.name)
+    AND NOT EXISTS (SELECT 1 FROM towpath.tally t WHERE t.queue = q.name)
+ON CONFLICT DO NOTHING;
+
+-- name: delete_queues
+DELETE FROM towpath.queue WHERE name = ANY (ARRAY(SELECT json_array_elements_text($1::json)));
+
+-- name: delete_unused
+DELETE FROM towpath.unused WHERE name = ANY (ARRAY(SELECT json_array_elements_text($1::json)));
+
 -- name: sweep_groups
 DELETE FROM towpath."group" WHERE id = ANY (ARRAY(
     SELECT g.id FROM towpath."group" g WHERE g.state = 'closed' AND g.closed_at <= $1::bigint
@@ -1009,20 +1030,18 @@ SELECT answer FROM towpath.reply WHERE token = $1::text;
 INSERT INTO towpath.reply (token, answer, until) VALUES ($1::text, $2::text, $3::bigint)
 ON CONFLICT (token) DO UPDATE SET answer = excluded.answer, until = excluded.until;
 
--- name: oldest_ready
-SELECT min(ready_at) FROM towpath.turn WHERE queue = $1::text AND ripe > 0;
-
 -- name: read_note
 SELECT n.key, n.value, n.version, n.fence, n.expires_at FROM towpath.note n, towpath.last_time l
 WHERE n.key = $1::text AND (n.expires_at IS NULL
     OR n.expires_at > greatest(l.last_value, coalesce($2::bigint, {clock})));
 
 -- name: notes_after
--- Notes from key $1 and after $2, before $3, at the time $4.
-SELECT key, encode(value, 'hex'), version, fence, expires_at FROM towpath.note
-WHERE key >= $1::text AND key > $2::text AND key < $3::text
-    AND (expires_at IS NULL OR expires_at > $4::bigint)
-ORDER BY key LIMIT $5::bigint;
+-- Notes from key $1 and after $2, before $3, at the time $4 (NULL: now).
+SELECT n.key, encode(n.value, 'hex'), n.version, n.fence, n.expires_at
+FROM towpath.note n, towpath.last_time l
+WHERE n.key >= $1::text AND n.key > $2::text AND n.key < $3::text AND (n.expires_at IS NULL
+    OR n.expires_at > greatest(l.last_value, coalesce($4::bigint, {clock})))
+ORDER BY n.key LIMIT $5::bigint;
 
 -- name: edges_into
 -- Edges to the job $1 behind the position ($2 dst, $3 of_group, $4 seq, $5 name): see `core.edges`.

@@ -63,10 +63,11 @@ SELECT json_group_array({queue})
 FROM json_each(?) v CROSS JOIN towpath_queue q ON q.name = v.value;
 
 -- name: all_queues
-SELECT json_group_array({queue} ORDER BY name) FROM towpath_queue;
+-- Each with the time since when its longest-waiting ready job could have run.
+SELECT json_group_array({queue_shown} ORDER BY name) FROM towpath_queue q;
 
 -- name: one_queue
-SELECT json_group_array({queue}) FROM towpath_queue WHERE name = ?;
+SELECT json_group_array({queue_shown}) FROM towpath_queue q WHERE name = ?;
 
 -- name: live_queues
 SELECT json_group_array(name) FROM towpath_queue WHERE ready > 0 OR scheduled > 0;
@@ -479,6 +480,22 @@ DELETE FROM towpath_part WHERE (queue, name) IN (
     SELECT queue, name FROM towpath_part WHERE ready = 0 AND running = 0 AND configured = 0 AND next_at <= ?
     ORDER BY queue, name LIMIT ?);
 
+-- name: unused_queues
+-- Queues that are unused at ?2 and have been unused since ?1.
+SELECT json_group_array(name) FROM (
+    SELECT u.name FROM towpath_unused u JOIN towpath_queue q ON q.name = u.name
+    WHERE u.since <= ?1 AND {unused} AND q.next_at <= ?2 ORDER BY u.since, u.name LIMIT ?3);
+
+-- name: note_unused
+INSERT INTO towpath_unused (name, since) SELECT q.name, ?1 FROM towpath_queue q
+WHERE {unused} AND q.next_at <= ?1 AND NOT EXISTS (SELECT 1 FROM towpath_unused u WHERE u.name = q.name);
+
+-- name: delete_queues
+DELETE FROM towpath_queue WHERE name IN (SELECT value FROM json_each(?));
+
+-- name: delete_unused
+DELETE FROM towpath_unused WHERE name IN (SELECT value FROM json_each(?));
+
 -- name: sweep_groups
 DELETE FROM towpath_group WHERE id IN (
     SELECT g.id FROM towpath_group g WHERE g.state = 'closed' AND g.closed_at <= ?
@@ -568,16 +585,6 @@ SELECT answer FROM towpath_reply WHERE token = ?;
 
 -- name: write_reply
 INSERT OR REPLACE INTO towpath_reply (token, answer, until) VALUES (?, ?, ?);
-
--- name: oldest_ready
-SELECT min(at) FROM (
-    SELECT min(ready_at) AS at FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NULL
-        AND losses < 2
-    UNION ALL
-    SELECT min(ready_at) FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND part IS NOT NULL
-        AND losses < 2
-    UNION ALL
-    SELECT min(ready_at) FROM towpath_job WHERE queue = ?1 AND state = 'ready' AND losses >= 2);
 
 -- name: read_note
 SELECT key, value, version, fence, expires_at FROM towpath_note WHERE key = ? AND (expires_at IS NULL

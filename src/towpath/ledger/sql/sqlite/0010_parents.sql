@@ -1,0 +1,2 @@
+-- The jobs of a parent in the order of their numbers, of one generation or of all. Jobs without a parent are not in it.
+CREATE INDEX towpath_job_parent ON towpath_job (parent, seq, generation) WHERE parent IS NOT NULL;
