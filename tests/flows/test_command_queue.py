@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -132,7 +133,7 @@ def test_options_of_a_command(queue: CommandQueue) -> None:
         queue.add("n1", "A", "UNDO A", "g", retires=3)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("id", ["other/c1", "g/c2", "g/c9", "c1", ""])
+@pytest.mark.parametrize("id", ["other/c1", "g/c2", "g/c9", "g/c0", "g/c01", "g/x1", "g/", "c1", ""])
 def test_a_command_waits_only_for_commands_of_its_group(queue: CommandQueue, id: str) -> None:
     queue.add("n1", "A", "UNDO A", "g")
     queue.add("n1", "A", "UNDO A", "other")
@@ -173,6 +174,14 @@ def test_unknown_commands(queue: CommandQueue) -> None:
             read("g/c7")
     with pytest.raises(InvalidInput, match="given to the queue"):
         queue.process("n1")
+
+
+def test_a_large_group_is_built_in_linear_time(queue: CommandQueue) -> None:
+    began = time.process_time()
+    for n in range(20_000):
+        queue.set_wait_for(queue.add(f"n{n % 50}", "A", "UNDO A", "g"))
+    assert len(queue.built("g").steps) == 20_000
+    assert time.process_time() - began < 20
 
 
 def test_the_dependency_chain(queue: CommandQueue) -> None:

@@ -272,10 +272,11 @@ class CommandQueue:
 
     def _names(self, field: str, ids: Iterable[str], group: str) -> tuple[str, ...]:
         found = []
-        known = {added.name for added in self._drafts.get(group, ())}
+        draft = self._drafts.get(group, [])
         for id in ids:
             owner, name = _split(id)
-            if owner != group or name not in known:
+            number = int(name[1:]) if name[1:].isdecimal() else 0
+            if owner != group or not 1 <= number <= len(draft) or draft[number - 1].name != name:
                 expected = f"the id of a command that was added to group {group} and not submitted"
                 raise InvalidInput(field=field, value=id, expected=expected)
             found.append(name)
