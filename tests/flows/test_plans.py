@@ -388,7 +388,7 @@ def test_an_invalid_plan_is_refused_before_anything_is_stored(world: World) -> N
 
 
 def test_a_task_in_a_process_of_its_own_is_refused(world: World) -> None:
-    task = world.app.task(_top_level, name="apart", process=True)
+    task = world.app.task(name="apart", process=True)(_top_level)
     plan = world.app.plans.new("apart")
     plan.step("a", "n1", task.of(), undo=world.do.of("-a"))
     with pytest.raises(InvalidInput, match="process=True"):

@@ -167,6 +167,19 @@ def test_the_environment_has_no_secrets_of_the_worker(monkeypatch: pytest.Monkey
     assert "***" in str(caught.value)
 
 
+@pytest.mark.parametrize("before", range(90, 105))
+def test_a_secret_at_the_edge_of_a_cut_is_left_out(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEPLOY_TOKEN", "geheim-7")
+    code = "import os, sys; t, n = os.environ['DEPLOY_TOKEN'], int(sys.argv[1]); "
+    code += "print('x' * n + t + 'y' * 900 + t + 'z' * n)"
+    result = run(
+        Shell((sys.executable, "-S", "-c", code, str(before))), token_env="DEPLOY_TOKEN", max_output=200
+    )
+    assert result.cut
+    parts = ("ge", "eh", "he", "ei", "im", "m-", "-7")
+    assert not [part for part in parts if part in result.stdout.replace("bytes left out", "")]
+
+
 def test_secrets_from_files(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("geheim-4\n")

@@ -30,10 +30,10 @@ class World:
     def __init__(self, app: App, log: Path) -> None:
         self.log = log
         self._lock = threading.Lock()
-        self.put: Any = app.task(self._put, name="put")
-        self.drop: Any = app.task(self._drop, name="drop")
-        self.has: Any = app.task(self._has, name="has")
-        self.refuse: Any = app.task(self._refuse, name="refuse")
+        self.put: Any = app.task(name="put")(self._put)
+        self.drop: Any = app.task(name="drop")(self._drop)
+        self.has: Any = app.task(name="has")(self._has)
+        self.refuse: Any = app.task(name="refuse")(self._refuse)
 
     def _is_put(self, name: str) -> bool:
         lines = self.log.read_text().splitlines() if self.log.exists() else []

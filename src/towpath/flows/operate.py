@@ -53,6 +53,7 @@ from towpath.flows.kinds import (
     find_record,
     first_advance,
     group_of,
+    read_record,
     record_key,
     record_note,
     refusals,
@@ -223,6 +224,10 @@ def complete(door: FlowDoor, record: PlanRecord, version: int, raises: bool = Fa
     processes. `raises`: raise the refusal of an effect, after the record was written."""
     intent = record.intent
     assert intent is not None
+    found = read_record(door, record.id)
+    if found is None or found[0].intent != intent:
+        # Another process has applied it, while this one was slow.
+        return record if found is None else found[0]
     ended = replace(record, intent=None)
     audit = _audit(
         record, AuditEntry(intent.at, intent.by, intent.operation, intent.step, intent.why), intent.number

@@ -200,7 +200,7 @@ class FlowRuns:
             attempt=job.attempts,
             fence=job.fence,
             undo=job.kind == UNDO,
-            timeout=work.step.timeout,  # type: ignore[arg-type]  # seconds, after the step was made
+            timeout=work.step.timeout,
         )
 
     def _executor(self, kind: type[Action]) -> Executor:

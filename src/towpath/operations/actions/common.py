@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import stat
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 
 import msgspec
 
@@ -62,12 +62,11 @@ class Credentials:
         return "<Credentials>"
 
     @classmethod
-    def of(cls, node: Node, environment: Mapping[str, str] | None = None) -> Credentials:
+    def of(cls, node: Node) -> Credentials:
         """Read the credentials now. Raises SecretUnavailable."""
-        found = os.environ if environment is None else environment
         return cls(
-            _secret(node, "password", node.password_env, node.password_file, found),
-            _secret(node, "token", node.token_env, node.token_file, found),
+            _secret(node, "password", node.password_env, node.password_file),
+            _secret(node, "token", node.token_env, node.token_file),
         )
 
     @property
@@ -85,17 +84,27 @@ class Credentials:
                 text = text.replace(secret, HIDDEN)
         return text
 
+    def hide_bytes(self, data: bytes, cut_before: bool, cut_after: bool) -> bytes:
+        """The data without the password and the token; where a cut is before or after it, also without the
+        part of a secret at that edge."""
+        for secret in [each.encode() for each in (self._password, self._token) if each]:
+            data = data.replace(secret, HIDDEN.encode())
+            sizes = range(len(secret) - 1, 0, -1)
+            if cut_after:
+                data = data[: len(data) - next((n for n in sizes if data.endswith(secret[:n])), 0)]
+            if cut_before:
+                data = data[next((n for n in sizes if data.startswith(secret[-n:])), 0) :]
+        return data
+
     def why(self, error: BaseException) -> str:
         """The text of an error without the credentials, on bounded length."""
         text = self.hide(str(error).strip()) or type(error).__name__
         return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}..."
 
 
-def _secret(
-    node: Node, kind: str, variable: str | None, file: str | None, environment: Mapping[str, str]
-) -> str | None:
+def _secret(node: Node, kind: str, variable: str | None, file: str | None) -> str | None:
     if variable is not None:
-        value = environment.get(variable)
+        value = os.environ.get(variable)
         if not value:
             raise SecretUnavailable(
                 node=node.name,
@@ -154,11 +163,16 @@ class BoundedOutput:
     def cut(self) -> bool:
         return self.size > self._first_size + self._last_size
 
-    def text(self, credentials: Credentials) -> str:
+    def text(self, credentials: Credentials, ended: bool = True) -> str:
+        """The output without the credentials. `ended`: the stream was read to its end."""
         self._trim()
+        if not self.cut:
+            return credentials.hide(bytes(self._first + self._last).decode(errors="replace"))
         missing = self.size - len(self._first) - len(self._last)
-        gap = f"\n... {missing} bytes left out ...\n".encode() if missing else b""
-        return credentials.hide((bytes(self._first) + gap + bytes(self._last)).decode(errors="replace"))
+        first = credentials.hide_bytes(bytes(self._first), cut_before=False, cut_after=True)
+        last = credentials.hide_bytes(bytes(self._last), cut_before=True, cut_after=not ended)
+        gap = f"\n... {missing} bytes left out ...\n".encode()
+        return (first + gap + last).decode(errors="replace")
 
 
 @contextlib.asynccontextmanager

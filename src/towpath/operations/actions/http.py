@@ -96,7 +96,7 @@ async def _response(action: Http, target: Target) -> HttpResult:
             status = response.status_code
     except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
         raise _translated(error, target, credentials) from None
-    return HttpResult(status, body.text(credentials), body.cut)
+    return HttpResult(status, body.text(credentials, ended=not body.cut), body.cut)
 
 
 def _httpx2() -> Any:

@@ -34,6 +34,7 @@ class BesideClaims:
         self._deliver_to, self._room = deliver, room
         self._waiter = Waiter((queue,), self._deliver, lease, failed, self._empty, self._demand)
         self._asked = 0
+        self._is_open = False
         self.waits = False
         """The queue has ready jobs, and the next batch claims them."""
         self.stale = True
@@ -41,10 +42,12 @@ class BesideClaims:
 
     def open(self) -> None:
         if self._queue:
+            self._is_open = True
             self._engine.components.refresher.add(self)
 
     def close(self) -> None:
         if self._queue:
+            self._is_open = False
             self._engine.components.refresher.remove(self)
             self._leave()
 
@@ -56,6 +59,8 @@ class BesideClaims:
         if view is not None and view.counts.ready and not view.paused:
             self.waits = True
             self._engine.dispatcher.add(self._waiter)
+            if not self._is_open:  # closed meanwhile
+                self._leave()
 
     # In the committing thread
 
