@@ -176,8 +176,8 @@ LANGUAGE = tuple(
 )
 OUTCOMES = ["Outcome", *(each.__name__ for each in job.Outcome.__args__)]
 READS = {
-    **dict.fromkeys(["GroupPage", "GroupQuery", "GroupView", "NoteView", "Page"], views),
-    **dict.fromkeys(["PartView", "Query", "QueueView"], views),
+    **dict.fromkeys(["GroupPage", "GroupQuery", "GroupView", "NotePage", "NoteQuery"], views),
+    **dict.fromkeys(["NoteView", "Page", "PartView", "Query", "QueueView"], views),
     **dict.fromkeys(["AttemptOutcome", "AttemptRecord"], history),
     **dict.fromkeys(["ClaimedJob", "Job", "Key", "KeyPolicy", "Spec"], job),
     **dict.fromkeys(["micros", "utc"], checks),

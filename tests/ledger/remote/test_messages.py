@@ -32,7 +32,7 @@ from towpath.ledger.remote.messages import (
 from towpath.testing.clock import START
 from towpath.testing.moves import Moves
 
-FINGERPRINTS = {1: "5642ab0ac7b27839"}
+FINGERPRINTS = {1: "4a2bc5a313f92aa4"}
 """Format -> fingerprint of the types in requests and responses."""
 PARSERS: tuple[Callable[[bytes], object], ...] = (
     messages.apply_request,
@@ -105,6 +105,8 @@ def test_reads_are_the_same_after_the_transfer() -> None:
 def _example(kind: type[TowpathError]) -> TowpathError:
     fields = {name for _, name, _, _ in string.Formatter().parse(kind.sentence) if name}
     values: dict[str, Any] = {name: f"{name}\x1b é" for name in fields}
+    if issubclass(kind, errors.InvalidPlan):
+        return kind(plan="p", reasons=["one\x1b é", "two"])
     if issubclass(kind, InvalidInput):
         values["message"] = "its own"
     return kind(**{**values, **dict.fromkeys(fields & {"seconds", "retry_after"}, 1.5)})
