@@ -16,7 +16,7 @@ PG_BINDIRS ?= $(wildcard /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /opt/homebre
 SCRATCH ?= $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'END { print ($$4 > 4000000) }')" = 1 ] && echo /dev/shm || echo $${TMPDIR:-/tmp})
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-churn bench-flow bench-recovery bench-server rivals docs soak-memory soak-bodies soak-sqlite soak-postgres soak-server test-postgres-versions fuzz chaos reference clean
+.PHONY: help run test check pyright format bench bench-engine bench-postgres bench-churn bench-flow bench-plans bench-recovery bench-server rivals docs soak-memory soak-bodies soak-sqlite soak-postgres soak-server test-postgres-versions fuzz chaos reference clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -60,6 +60,9 @@ bench-churn: $(VENV)/.bench ## PostgreSQL beside 5,000,000 finished jobs, and be
 
 bench-flow: $(VENV)/.package ## what flow control costs and keeps (bench/flow.py without --quick: also bandwidth and memory)
 	$(BIN)/python bench/flow.py --quick
+
+bench-plans: $(VENV)/.dev ## how fast plans run and roll back, beside plain jobs
+	$(BIN)/python bench/plans.py --quick
 
 bench-recovery: $(VENV)/.bench ## how soon the jobs of a killed worker run again, on SQLite and PostgreSQL
 	$(BIN)/python bench/recovery.py

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 
 _BASE = "errors clock events escapes"
+_OBSERVE = f"observe {_BASE}"
 _DRIVER = "ledger ledger.sql core errors clock escapes"
 
 # Rooms -> the rooms that they may import, besides themselves. The room "towpath" is the public surface,
@@ -31,15 +32,12 @@ ROOMS: Sequence[tuple[str, str]] = (
     ("ledger.sqlite ledger.postgres", f"{_DRIVER} ledger.tables"),
     ("observe runtime", f"core ledger fleet {_BASE}"),
     ("tasks", f"core ledger fleet runtime observe {_BASE}"),
-    (
-        "queues operations",
-        f"core ledger fleet flows ledger.tables runtime tasks queues settings observe {_BASE}",
-    ),
+    ("queues operations", f"core ledger fleet flows ledger.tables runtime tasks queues settings {_OBSERVE}"),
     ("fleet flows", "core ledger errors escapes"),
     ("app towpath", f"core ledger runtime tasks queues operations flows settings commands app {_BASE}"),
     ("http", f"app queues flows core ledger ledger.remote runtime tasks observe {_BASE}"),
     ("apps contrib", "towpath commands clock flows errors escapes"),
-    ("cli __main__", f"towpath app cli fleet http apps commands queues operations settings {_BASE}"),
+    ("cli __main__", f"towpath app cli fleet http apps commands queues operations flows settings {_BASE}"),
     (
         "testing",
         f"towpath app core ledger ledger.memory runtime tasks queues operations flows commands {_BASE}",
@@ -76,20 +74,17 @@ MAY_IMPORT_LATE: Mapping[str, Sequence[str]] = {
 PACKAGES: Mapping[str, Sequence[str]] = {
     "msgspec": [room for room in MAY_IMPORT if room not in ("towpath", "commands", *_BASE.split())],
     "apsw": ("ledger.sqlite", "testing"),
-    "psycopg": ("ledger.postgres", "testing"),
+    "psycopg": ("ledger.postgres", "operations", "testing"),
     "psycopg_pool": ("ledger.postgres",),
     "obstore": ("ledger.objects",),
     "cronsim": ("core",),
     "click": ("cli",),
     "rich": ("cli", "operations"),
-    **dict.fromkeys(("litestar", "uvicorn", "httptools", "httpx2", "multipart", "cryptography"), ("http",)),
-    "prometheus_client": ("observe",),
-    "opentelemetry": ("observe",),
-    "django": ("contrib",),
-    "django_tasks": ("contrib",),
-    "asgiref": ("contrib",),
-    "pytest": ("testing",),
-    "hypothesis": ("testing",),
+    **dict.fromkeys(("litestar", "uvicorn", "httptools", "multipart", "cryptography"), ("http",)),
+    "httpx2": ("http", "operations"),
+    **dict.fromkeys(("prometheus_client", "opentelemetry"), ("observe",)),
+    **dict.fromkeys(("django", "django_tasks", "asgiref"), ("contrib",)),
+    **dict.fromkeys(("pytest", "hypothesis"), ("testing",)),
 }
 # Standard modules that no module imports: two SQLite libraries on one file lose commits, and payloads are
 # never code.
@@ -112,11 +107,9 @@ WALL_CLOCK = frozenset(
 )
 
 MOST_LINES, WALL_OF_LINES = 500, 600
-MAY_BE_LONG: Mapping[str, int] = {
-    "towpath.ledger.model": 970,
-}
+MAY_BE_LONG: Mapping[str, int] = {"towpath.ledger.model": 970, "towpath.errors": WALL_OF_LINES}
 """Modules allowed to pass 500 lines, and how far. The model is one file on purpose: it is read from top to
-bottom."""
+bottom. So is the tree of errors."""
 MOST_FUNCTION_LINES = 60
 MOST_PUBLIC_METHODS = 18
 _LEDGERS = ("memory.ledger.MemoryLedger", "model.ModelLedger", "remote.ledger.RemoteLedger")
@@ -127,9 +120,8 @@ MAY_BE_WIDE: Mapping[str, int] = {
 }
 """Classes with more public methods: the one door for users, and the methods of the ledger protocol."""
 MOST_PARAMETERS = 7
-MOST_FILES = 261
-"""Of the package without testing/ and contrib/: 150 after the files were put in order, 12 for what came later
-(hooks, job log, discovery, mistakes, history, completion, debug, receipts), the others for HTTP and plans."""
+MOST_FILES = 270
+"""Of the package without testing/ and contrib/: 162 before the HTTP server and plans, which have the rest."""
 MOST_FILES_AT_THE_TOP = 10
 MOST_ROWS = 16
 

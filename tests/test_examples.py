@@ -40,6 +40,12 @@ OUTPUT = {
         "rolled_back job",
     ],
     "dag.py": ["waits for 1 job", "counts: [5, 3, 1]", "The towpath: 9 words"],
+    "plan.py": [
+        "└─ page on laptop\n   ↓ index on laptop also after notes",
+        "first: rolled_back, files: []",
+        "index failed: Fail: there is no folder site",
+        "second: done, files: ['index.html', 'notes.txt', 'page.html']",
+    ],
     "breaker.py": [
         "5 calls, then open",
         "breaker platform-x is open until",

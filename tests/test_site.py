@@ -15,6 +15,7 @@ import pytest
 
 import towpath
 from tests.support.documents import ROOT
+from towpath.core.nodes import Node
 from towpath.ledger.postgres.connection import PostgresOptions
 from towpath.operations.schedules import CronOptions
 from towpath.operations.service import RunOptions
@@ -33,6 +34,7 @@ OPTIONS: dict[str, Iterable[str]] = {
     "queue.configure(...)": QueueLimits.__annotations__,
     "queue.part(name).configure(...)": PartLimits.__annotations__,
     "setting": NAMES,
+    "[nodes.<name>]": Node.__struct_fields__[1:],
     "SqliteOptions(...)": towpath.SqliteOptions.__struct_fields__,
     "postgresql://...?...": PostgresOptions.__struct_fields__,
 }

@@ -39,6 +39,11 @@
     │   └── ServerBusy          (retryable) the server has too much to do, drains, or has lost its ledger
     ├── ServerAway              (retryable) the HTTP server cannot be reached, or the connection broke
     ├── BadResponse             the response is not that of a Towpath or lockd server
+    ├── NodeError               an action of a plan on a node
+    │   ├── NodeAway            (retryable) the node cannot be reached, or the connection broke
+    │   ├── ActionFailed        (retryable) the action failed; another attempt may succeed
+    │   ├── ActionRefused       (fatal) the action is wrong or not allowed; no attempt can succeed
+    │   └── SecretUnavailable   (retryable) the password or token of the node cannot be read
     └── LedgerError             the ledger as a whole
         ├── LedgerBusy          (retryable) locked by another connection for too long
         │   └── StaleTransaction    (retryable) a transaction of the user that has read cannot write any more
@@ -389,6 +394,38 @@ class ServerAway(TowpathError):
 
 class BadResponse(TowpathError):
     sentence = "{call}: the response of {server} is not valid: {why}"
+
+
+class NodeError(TowpathError):
+    """`details` has the node and more of the cause. The text never contains the credentials of the node."""
+
+    sentence = "node {node}: {why}"
+
+    def __init__(self, *, node: str, why: str, **more: Any) -> None:
+        self.node, self.why = node, why
+        super().__init__(node=node, why=why, **more)
+
+
+class NodeAway(NodeError):
+    """`sent` is False if the node has not received the action."""
+
+    retryable = True
+
+    def __init__(self, *, node: str, why: str, sent: bool = True) -> None:
+        self.sent = sent
+        super().__init__(node=node, why=why, sent=sent)
+
+
+class ActionFailed(NodeError):
+    retryable = True
+
+
+class ActionRefused(NodeError):
+    fatal = True
+
+
+class SecretUnavailable(NodeError):
+    retryable = True
 
 
 class LedgerBusy(LedgerError):

@@ -24,6 +24,7 @@ from towpath.core.job import HIGHEST, LOWEST, PRIORITIES, rank
 from towpath.core.lanes import Lane, check
 from towpath.core.lanes import lanes_of as lanes_of
 from towpath.core.limits import Rate
+from towpath.core.nodes import FILES, Node, nodes_of
 from towpath.core.retry import DEPLOY_WINDOW
 from towpath.errors import Described, InvalidInput
 
@@ -69,6 +70,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Names of priorities: `high`, `normal` and `low`, changed and added to by `[priorities]` in the file."""
     serve: Mapping[str, Any] = {}
     """Options of `towpath serve`, from `[serve]` in the file. The command checks them."""
+    nodes: Mapping[str, Node] = {}
+    """Nodes of plans, from `[nodes.<name>]` in the file. A worker stores their concurrency in the ledger."""
     origins: Mapping[str, str] = {}
 
     def rank(self, priority: int | str) -> int:
@@ -120,7 +123,7 @@ _Found = dict[str, tuple[Any, str]]
 
 
 def _from_environment(environment: Mapping[str, str]) -> _Found:
-    of_files = (*TABLES, "bandwidth", "priorities", "serve")
+    of_files = (*TABLES, "bandwidth", "priorities", "serve", "nodes")
     found = {name: environment.get(PREFIX + name.upper()) or None for name in NAMES if name not in of_files}
     values = {name: _parsed(name, value) for name, value in found.items()}
     return _checked(values, lambda name: f"the environment variable {PREFIX}{name.upper()}")
@@ -218,6 +221,8 @@ def _of_table(table: Any, owner: int, path: Path) -> _Found:
     found = _checked(table, lambda name: f"{name} in {path}")
     if "url" in found:
         found["url"] = (_beside(found["url"][0], path.parent), str(path))
+    if "nodes" in found:
+        found["nodes"] = ({name: _node_beside(each, path) for name, each in found["nodes"][0].items()}, "")
     return {name: (value, str(path)) for name, (value, _) in found.items()}
 
 
@@ -227,6 +232,14 @@ def _beside(url: str, folder: Path) -> str:
     if not url.startswith(prefix) or url.startswith(prefix + "/"):
         return url
     return prefix + str(folder.resolve() / url.removeprefix(prefix))
+
+
+def _node_beside(node: Node, path: Path) -> Node:
+    """Relative secret files are beside the settings file."""
+    names = {name: getattr(node, name) for name in FILES if getattr(node, name) is not None}
+    return msgspec.structs.replace(
+        node, **{name: str(path.parent.resolve() / file) for name, file in names.items()}
+    )
 
 
 def _checked(values: Mapping[str, Any], origin: Callable[[str], str]) -> _Found:
@@ -261,6 +274,8 @@ def _right(name: str, value: Any, where: str) -> Any:
         return _bandwidth(value, where)
     elif name == "priorities":
         return _priorities(value, where)
+    elif name == "nodes":
+        return nodes_of(value, where)
     elif name == "serve":
         if not isinstance(value, Mapping):
             raise InvalidInput(field=where, value=value, expected="a table of options of towpath serve")

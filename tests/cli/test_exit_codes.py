@@ -177,8 +177,10 @@ class _Anything(dict[str, str]):
 
 @pytest.mark.parametrize("kind", _errors())
 def test_every_error_of_the_library_has_a_code(kind: type[errors.TowpathError]) -> None:
-    if issubclass(kind, errors.InvalidInput):
-        error: errors.TowpathError = kind(field="field", value="value", expected="another")
+    if issubclass(kind, errors.InvalidPlan):
+        error: errors.TowpathError = kind(plan="p", reasons=["a cycle"])
+    elif issubclass(kind, errors.InvalidInput):
+        error = kind(field="field", value="value", expected="another")
     else:
         error = kind.__new__(kind)
         error.details = {}
@@ -187,7 +189,7 @@ def test_every_error_of_the_library_has_a_code(kind: type[errors.TowpathError]) 
     if issubclass(kind, errors.LedgerError | errors.ServerAway | errors.ServerBusy):
         assert failure.code == UNAVAILABLE
         assert failure.step
-    elif issubclass(kind, errors.UnknownJob | errors.UnknownGroup):
+    elif issubclass(kind, errors.UnknownJob | errors.UnknownGroup | errors.UnknownPlan):
         assert failure.code == NOT_FOUND
     elif issubclass(kind, errors.InvalidInput):
         assert failure.code == BAD_INPUT

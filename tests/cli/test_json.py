@@ -51,10 +51,10 @@ ELSEWHERE = {
     "dev",
     "jobs debug",
     "serve",
-    *(path for path in PATHS if path.startswith("client ")),
+    *(path for path in PATHS if path.startswith(("client ", "plan "))),
 } | {f"auth {name}" for name in ("token revoke", "new server", "new client", "revoke", "inspect")}
-"""`demo`, `jobs debug`, `serve`, `client` and `auth` have tests of their own for their JSON; `dev` runs until
-a signal."""
+"""`demo`, `jobs debug`, `serve`, `client`, `plan` and `auth` have tests of their own for their JSON; `dev`
+runs until a signal."""
 
 
 @pytest.fixture

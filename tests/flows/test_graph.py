@@ -83,7 +83,7 @@ def test_the_tree() -> None:
 
 
 def test_a_plan_that_was_not_submitted_has_no_states() -> None:
-    assert text(drawing(STEPS[:1])).splitlines() == ["1 steps", "└─ prepare on n1"]
+    assert text(drawing(STEPS[:1])).splitlines() == ["1 step", "└─ prepare on n1"]
 
 
 def test_steps_in_a_row_are_not_indented() -> None:

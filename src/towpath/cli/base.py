@@ -69,7 +69,7 @@ def shared_options() -> list[click.Parameter]:
 
 COMPLETE_VARIABLE = "_TOWPATH_COMPLETE"
 """Environment variable: set by the completion script of the shell."""
-COMPLETED = ("queue", "kind", "group", "id", "ids", "after")
+COMPLETED = ("queue", "kind", "group", "plan", "id", "ids", "after")
 """Parameters that the shell completes from the ledger."""
 
 
@@ -194,7 +194,8 @@ def join_names(values: Sequence[str], most: int = 8) -> str:
     return shown + (f" and {len(values) - most} more" if len(values) > most else "")
 
 
-OK, REFUSED, BAD_INPUT, NOT_FOUND, UNAVAILABLE, STUCK, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+OK, REFUSED, BAD_INPUT, NOT_FOUND, UNAVAILABLE, STUCK, PARKED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 7, 130
+LEFT = 4
 
 EXIT_CODES: Mapping[int, str] = {
     OK: "success",
@@ -203,9 +204,10 @@ EXIT_CODES: Mapping[int, str] = {
     NOT_FOUND: "not found: no message available, or an unknown id, queue or group",
     UNAVAILABLE: (
         "the ledger is unavailable: missing, busy, read-only, full, damaged or not a ledger; "
-        "or the HTTP server is"
+        "or the HTTP server is; or a `plan` command was left before the plan ended"
     ),
     STUCK: "the worker ended because handlers that do not stop held all of its slots; start it again",
+    PARKED: "the plan is parked, or its rollback failed: a person has to decide",
     INTERRUPTED: "interrupted by Ctrl-C, or a confirmation was declined",
 }
 
@@ -266,6 +268,8 @@ NEXT_STEPS: Mapping[type[errors.TowpathError], str] = {
     errors.ServerBusy: "Try again later.",
     errors.ServerAway: "Check that the server is running (`towpath serve`) and that --server is right.",
     errors.BadResponse: "Check --server: the answer may be that of another program or of a proxy.",
+    errors.UnknownPlan: "`towpath plan list` lists the plans.",
+    errors.PlanRefused: "`towpath plan status {id}` shows the state of the plan.",
     errors.InvalidInput: "Nothing was changed. Add --help to the command to see its arguments.",
     errors.LedgerError: "`towpath doctor` checks the ledger and its environment.",
 }
@@ -327,7 +331,7 @@ def unavailable(message: str, step: str = "") -> Failure:
 
 
 def exit_code_of(error: errors.TowpathError) -> int:
-    if isinstance(error, errors.UnknownJob | errors.UnknownGroup):
+    if isinstance(error, errors.UnknownJob | errors.UnknownGroup | errors.UnknownPlan):
         return NOT_FOUND
     if isinstance(error, errors.InvalidInput):
         return BAD_INPUT
@@ -466,6 +470,7 @@ COMMANDS = {
     "workers": ("fleet:workers", "List, pause, resume and drain workers."),
     "lanes": ("fleet:lanes", "List, pause and resume lanes of workers."),
     "groups": ("groups:groups", "List, show, pause, abort and retry groups."),
+    "plan": ("plans:plan", "Run plans: steps on many nodes, with dependencies and rollback."),
     "schedules": ("schedules:schedules", "List, change and trigger schedules of repeated jobs."),
     "backup": ("maintenance:backup", "Copy the ledger to a new file while workers run."),
     "ledger": (

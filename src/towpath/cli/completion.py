@@ -1,4 +1,5 @@
-"""`completion`: the script for a shell, and the values that it proposes: queues, kinds, groups, ids of jobs.
+"""`completion`: the script for a shell, and the values that it proposes: queues, kinds, groups, plans, ids of
+jobs.
 
 The script calls `towpath` with `_TOWPATH_COMPLETE` in the environment at every press of the tab key, so this
 reads little, opens no missing ledger, and proposes nothing if anything fails."""
@@ -99,6 +100,12 @@ def _groups(ledger: Ledger, incomplete: str) -> Iterable[tuple[str, str]]:
     return ((group.id, str(group.state)) for group in ledger.groups(query).groups)
 
 
+def _plans(ledger: Ledger, incomplete: str) -> Iterable[tuple[str, str]]:
+    query = GroupQuery(prefix=f"plan/{incomplete}", descending=True, limit=MAX_PROPOSED)
+    found = [(group.id.removeprefix("plan/"), str(group.state)) for group in ledger.groups(query).groups]
+    return ((id, state) for id, state in found if "/" not in id)
+
+
 def _recent(ledger: Ledger) -> Iterable[Job]:
     return ledger.find(Query(limit=RECENT_JOBS, bodies=False)).jobs
 
@@ -107,6 +114,7 @@ PROPOSALS: Mapping[str, Callable[[Ledger, str], Iterable[tuple[str, str]]]] = {
     "queue": _queues,
     "kind": _kinds,
     "group": _groups,
+    "plan": _plans,
     "id": _jobs,
     "ids": _jobs,
     "after": _jobs,

@@ -111,6 +111,12 @@ STYLES: Mapping[str, str] = {
     "draining": "yellow",
     "aborting": "yellow",
     "open": "yellow",
+    "waiting": "yellow",
+    "stopping": "yellow",
+    "rolling_back": "yellow",
+    "rolled_back": "magenta",
+    "rollback_failed": "bold red",
+    "parked": "bold red",
 }
 """The style of a state. The other states have none."""
 

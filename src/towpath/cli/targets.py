@@ -102,12 +102,10 @@ def load_object(target: str) -> Any:
     module, colon, attribute = target.partition(":")
     if not (module and colon and attribute):
         raise bad_input(f"{target!r} does not name an app.", "Write it as module:app, such as shop.work:app")
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    found: Any = _module(module)
+    found: Any = load_module(module)
     for name in attribute.split("."):
         if not hasattr(found, name):
-            apps = [key for key, value in vars(_module(module)).items() if _is_app(value)]
+            apps = [key for key, value in vars(load_module(module)).items() if _is_app(value)]
             step = (
                 f"Apps in it: {', '.join(apps)}." if apps else f"It has no App: add `{name} = towpath.App()`."
             )
@@ -136,7 +134,7 @@ def load_app(target: str, url: str | None = None, include: Sequence[str] = ()) -
             f"{target} sets its own URL {without_password(found.engine.url)}, not {without_password(url)}.",
             "Remove --url, or remove the URL from the program.",
         )
-    import_included([*found.settings.include, *more], _module)
+    import_included([*found.settings.include, *more], load_module)
     return found
 
 
@@ -158,19 +156,22 @@ def _is_app(value: object) -> TypeGuard[App]:
     return isinstance(value, App)
 
 
-def _module(name: str) -> Any:
+def load_module(name: str) -> Any:
+    """Import a module. The working directory is first on the path."""
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             step = f"Check the spelling, and that it is importable from {os.getcwd()}."
             raise bad_input(f"There is no module {name}.", step) from error
-        raise _import_failure(name, error) from error
+        raise import_failure(name, error) from error
     except (Exception, SystemExit) as error:
-        raise _import_failure(name, error) from error
+        raise import_failure(name, error) from error
 
 
-def _import_failure(name: str, error: BaseException) -> Failure:
+def import_failure(name: str, error: BaseException) -> Failure:
     """The module raised while it was imported. The next step names the line of the user's program."""
     where = _location_of(error)
     step = (

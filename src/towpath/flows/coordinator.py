@@ -30,6 +30,7 @@ from towpath.flows.kinds import (
     RETENTION,
     UNDO,
     FlowDoor,
+    PlannedStep,
     PlanRecord,
     PlanState,
     Stage,
@@ -37,7 +38,7 @@ from towpath.flows.kinds import (
     advance_id,
     advance_spec,
     answered,
-    decode_step,
+    decode_planned_step,
     encode,
     group_of,
     members,
@@ -78,7 +79,7 @@ class Choice(msgspec.Struct, frozen=True):
     why: str | None = None
 
 
-def member_of(job: Job, step: Step) -> Member:
+def member_of(job: Job, step: PlannedStep) -> Member:
     failed = job.state is FAILED and job.reason is not Reason.DEPENDENCY
     return Member(step.name, step.kind, job.state is DONE, failed, effect_of(job))
 
@@ -171,9 +172,11 @@ def _after_steps(door: FlowDoor, record: PlanRecord, version: int, group: GroupV
     return _build_undo(door, building, noted.version, steps)  # type: ignore[union-attr]
 
 
-def _steps_of(door: FlowDoor, plan: str) -> list[tuple[Job, Step]]:
+def _steps_of(door: FlowDoor, plan: str) -> list[tuple[Job, PlannedStep]]:
     return [
-        (job, decode_step(job.payload).step) for job in members(door, group_of(plan)) if job.kind != LOCKS
+        (job, decode_planned_step(job.payload).step)
+        for job in members(door, group_of(plan))
+        if job.kind != LOCKS
     ]
 
 
@@ -198,11 +201,11 @@ def _next(plan: str, number: int, stage: Stage) -> Spec:
 
 
 def _build_undo(
-    door: FlowDoor, record: PlanRecord, version: int, steps: Sequence[tuple[Job, Step]]
+    door: FlowDoor, record: PlanRecord, version: int, steps: Sequence[tuple[Job, PlannedStep]]
 ) -> Settlement:
     """Append the undo jobs and the next coordinator. Nothing of the group runs before it is sealed."""
     group, number = group_of(record.id, Stage.UNDO), record.round + 1
-    known = {step.name: step for _, step in steps}
+    known = {step.name: (job, step) for job, step in steps}
     effects = {
         step.name
         for job, step in steps
@@ -215,21 +218,21 @@ def _build_undo(
     if view is None or view.state is GroupState.OPEN:
         answered(door.apply([Open(group)]))
         undos = iter(undo_order([step for _, step in steps], effects))
-        while chunk := [undo_spec(record.id, known[undo.step], undo) for undo in islice(undos, CHUNK)]:
+        while chunk := [undo_spec(record.id, *known[undo.step], undo) for undo in islice(undos, CHUNK)]:
             answered(door.apply([Append(tuple(chunk), inside=True)]))
     answered(door.apply([Append((_next(record.id, number, Stage.UNDO),), inside=True), Seal(group)]))
     return Settlement(notes=(record_note(rolling, version),))
 
 
-def undo_spec(plan: str, step: Step, undo: Undo) -> Spec:
-    """The job that undoes a step, on the node of the step. A join runs anywhere and does nothing."""
+def undo_spec(plan: str, job: Job | Spec, step: PlannedStep, undo: Undo) -> Spec:
+    """The job that undoes a step, on the node of the step, with the payload of the step. A join runs anywhere
+    and does nothing."""
     retry = step.undo_retry or step.retry
-    payload = StepJob(plan, Step(step.name, kind=StepKind.GATE) if undo.join else step)
     return Spec(
         id=undo_id(plan, step.name),
         queue=FLOWS if undo.join else node_queue(step.node),
         kind=UNDO,
-        payload=encode(payload),
+        payload=encode(StepJob(plan, _nothing(step))) if undo.join else job.payload,
         group=group_of(plan, Stage.UNDO),
         after=tuple(After(undo_id(plan, name), run_anyway=True) for name in undo.after),
         max_attempts=max_attempts(retry),
@@ -237,6 +240,10 @@ def undo_spec(plan: str, step: Step, undo: Undo) -> Spec:
         retention=RETENTION,
         correlation_id=record_key(plan),
     )
+
+
+def _nothing(step: PlannedStep) -> Step:
+    return Step(step.name, kind=StepKind.GATE)
 
 
 def _after_undo(door: FlowDoor, record: PlanRecord, version: int, group: GroupView) -> Settlement:

@@ -14,7 +14,7 @@ from towpath.errors import Described, InvalidInput
 from towpath.escapes import escape
 from towpath.flows.actions import action_text
 from towpath.flows.ordering import closure, reverse
-from towpath.flows.plan import Step, StepKind, resolved_steps
+from towpath.flows.plan import Step, StepKind, counted, resolved_steps
 
 MOST_DRAWN = 500
 """Steps of a drawing."""
@@ -59,7 +59,7 @@ class Drawing(msgspec.Struct, frozen=True):
 
     @property
     def heading(self) -> str:
-        drawn = f"{len(self.steps):,} steps"
+        drawn = counted(len(self.steps), "step")
         if self.left_out:
             drawn = f"{len(self.steps):,} of {len(self.steps) + self.left_out:,} steps"
         return ": ".join(filter(None, [self.title, drawn])) + (f" ({self.summary})" if self.live else "")

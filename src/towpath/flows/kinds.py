@@ -18,7 +18,8 @@ from towpath.core.job import After, Job, Spec
 from towpath.core.lanes import FLOWS as FLOWS
 from towpath.core.views import MAX_PAGE, NoteView, Query
 from towpath.errors import InvalidInput, Refused, TowpathError, UnknownPlan
-from towpath.flows.plan import Step
+from towpath.flows.actions import Action
+from towpath.flows.plan import Step, StepKind, StepRetry
 from towpath.ledger import LedgerReads
 
 STEP, UNDO, CHECK = "towpath.plan.step", "towpath.plan.undo", "towpath.plan.check"
@@ -187,6 +188,41 @@ class StepJob(msgspec.Struct, frozen=True, omit_defaults=True):
     step: Step
 
 
+class StoredStep(msgspec.Struct, frozen=True):
+    """A step as its handler reads it: it was checked when the plan was made, and is not checked again."""
+
+    name: str
+    node: str = ""
+    action: Action | None = None
+    undo: Action | None = None
+    check: Action | None = None
+    timeout: float | None = None
+    retry: StepRetry = StepRetry()
+    undo_retry: StepRetry | None = None
+
+
+class PlannedStep(msgspec.Struct, frozen=True):
+    """A step as the coordinator reads it, without its actions."""
+
+    name: str
+    node: str = ""
+    kind: StepKind = StepKind.REVERSIBLE
+    after: tuple[str, ...] = ()
+    rollback_after: tuple[str, ...] | None = None
+    retry: StepRetry = StepRetry()
+    undo_retry: StepRetry | None = None
+
+
+class PlannedStepJob(msgspec.Struct, frozen=True):
+    plan: str
+    step: PlannedStep
+
+
+class StoredStepJob(msgspec.Struct, frozen=True):
+    plan: str
+    step: StoredStep
+
+
 class AdvanceJob(msgspec.Struct, frozen=True, omit_defaults=True):
     """The payload of a coordinator. `number` -1: it only applies the effects of an operation whose process
     has ended."""
@@ -202,6 +238,8 @@ class LocksJob(msgspec.Struct, frozen=True, omit_defaults=True):
 
 encode = msgspec.json.Encoder().encode
 decode_step = msgspec.json.Decoder(StepJob).decode
+decode_planned_step = msgspec.json.Decoder(PlannedStepJob).decode
+decode_stored_step = msgspec.json.Decoder(StoredStepJob).decode
 decode_advance = msgspec.json.Decoder(AdvanceJob).decode
 decode_locks = msgspec.json.Decoder(LocksJob).decode
 _decode_record = msgspec.json.Decoder(PlanRecord).decode

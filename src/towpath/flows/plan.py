@@ -6,6 +6,7 @@ by itself: `check` finds all reasons why it must not run, and the coordinator ru
 from __future__ import annotations
 
 import hashlib
+import operator
 import re
 from collections.abc import Collection, Iterable
 from datetime import timedelta
@@ -19,7 +20,7 @@ from towpath.core import checks
 from towpath.core.retry import Backoff, Exponential
 from towpath.errors import InvalidInput, InvalidPlan
 from towpath.escapes import escape
-from towpath.flows.actions import Action, action_of, action_text
+from towpath.flows.actions import Action, Http, Shell, Sql, TaskCall, action_of, action_text
 from towpath.flows.ordering import topological
 
 MAX_STEPS = 100_000
@@ -29,6 +30,7 @@ SHOWN = 200
 """Steps that `str(plan)` prints."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_LIST = re.compile(rf"(?:{_NAME.pattern})(?:/{_NAME.pattern})*")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@-]{0,99}")
 
 
@@ -99,15 +101,18 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     description: str = ""
 
     def __post_init__(self) -> None:
+        # Runs for every delivery of every step: values that are right are recognised with few calls.
         step_name("name", self.name)
         self._check_types()
         for field in ("timeout", "expires"):
             if (span := getattr(self, field)) is not None:
                 force_setattr(self, field, checks.some_micros(span, field) / checks.SECOND)
         for field in ("action", "undo", "check"):
-            if (action := getattr(self, field)) is not None:
+            action = getattr(self, field)
+            if action is not None and type(action) not in _ACTIONS:
                 force_setattr(self, field, action_of(action, field))
-        force_setattr(self, "after", _names("after", self.after))
+        if self.after != ():
+            force_setattr(self, "after", _names("after", self.after))
         if self.rollback_after is not None:
             force_setattr(self, "rollback_after", _names("rollback_after", self.rollback_after))
         for field in ("locks", "needs", "undo_destroys"):
@@ -123,17 +128,21 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
         if not (isinstance(self.node, str) and (self.node == "" or _NODE.fullmatch(self.node))):
             expected = "1 to 100 letters, digits or ._-:@, the first a letter or digit"
             raise InvalidInput(field="node", value=self.node, expected=expected)
-        try:
-            force_setattr(self, "kind", StepKind(self.kind))
-        except ValueError:
-            expected = f"one of {', '.join(StepKind)}"
-            raise InvalidInput(field="kind", value=self.kind, expected=expected) from None
-        for field, value in (("retry", self.retry), ("undo_retry", self.undo_retry)):
-            if not isinstance(value, StepRetry) and not (value is None and field == "undo_retry"):
-                raise InvalidInput(field=field, value=value, expected="a StepRetry")
-        checks.text("description", self.description, 1000)
+        if type(self.kind) is not StepKind:
+            try:
+                force_setattr(self, "kind", StepKind(self.kind))
+            except ValueError:
+                expected = f"one of {', '.join(StepKind)}"
+                raise InvalidInput(field="kind", value=self.kind, expected=expected) from None
+        if type(self.retry) is not StepRetry:
+            raise InvalidInput(field="retry", value=self.retry, expected="a StepRetry")
+        if self.undo_retry is not None and type(self.undo_retry) is not StepRetry:
+            raise InvalidInput(field="undo_retry", value=self.undo_retry, expected="a StepRetry")
+        if self.description != "":
+            checks.text("description", self.description, 1000)
 
 
+_ACTIONS = frozenset({TaskCall, Sql, Shell, Http})
 _DEFAULTS: list[tuple[str, Any]] = [
     (field.name, field.default)
     for field in msgspec.structs.fields(Step)
@@ -201,13 +210,13 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
         return resolved_steps(self.steps)
 
     def __str__(self) -> str:
-        on = f" on {len(self.nodes)} nodes" if self.nodes else ""
-        lines = [f"plan {self.name}: {len(self.steps)} steps{on}, {self.content_hash[:12]}"]
+        on = f" on {counted(len(self.nodes), 'node')}" if self.nodes else ""
+        lines = [f"plan {self.name}: {counted(len(self.steps), 'step')}{on}, {self.content_hash[:12]}"]
         if self.description:
             lines.append(f"  {escape(self.description)}")
         lines += [_line(step) for step in self.steps[:SHOWN]]
         if (more := len(self.steps) - SHOWN) > 0:
-            lines.append(f"  and {more} more steps")
+            lines.append(f"  and {counted(more, 'more step')}")
         return "\n".join(lines)
 
 
@@ -256,6 +265,10 @@ def _line(step: Step) -> str:
     return f"{line}; undo: {escape(action_text(step.undo))}" if step.undo is not None else line
 
 
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def step_name(field: str, value: object) -> None:
     if not (isinstance(value, str) and _NAME.fullmatch(value)):
         expected = "1 to 100 letters, digits or ._-, the first a letter or digit"
@@ -264,12 +277,22 @@ def step_name(field: str, value: object) -> None:
 
 def _names(field: str, values: Iterable[Any]) -> tuple[str, ...]:
     """Names of steps, sorted, each once. A step stands for its name."""
-    found = {
-        each.name if isinstance(each, Step) else each for each in checks.all_of(field, values, (str, Step))
-    }
+    if type(values) is tuple and _are_names(values):
+        return values
+    given = checks.all_of(field, values, (str, Step))
+    found = sorted({each.name if isinstance(each, Step) else each for each in given})
     for name in found:
         step_name(field, name)
-    return tuple(sorted(found))
+    return tuple(found)
+
+
+def _are_names(values: tuple[Any, ...]) -> bool:
+    """Are these sorted names of steps? One match of all is faster than one of each."""
+    try:
+        joined = "/".join(values)
+    except TypeError:
+        return False
+    return all(map(operator.lt, values, values[1:])) and _LIST.fullmatch(joined) is not None
 
 
 def _resources(field: str, values: Iterable[Any]) -> tuple[str, ...]:

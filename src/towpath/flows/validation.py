@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 
 from towpath.flows.ordering import closure, cycles, not_behind, reverse, topological
-from towpath.flows.plan import MAX_REASONS, MAX_STEPS, Plan, Step, StepKind, resolved_steps
+from towpath.flows.plan import MAX_REASONS, MAX_STEPS, Plan, Step, StepKind, StepRetry, resolved_steps
 from towpath.flows.rollback import undo_waits
 
 _PARTS = {
@@ -89,6 +89,8 @@ def _parts(step: Step) -> Iterator[str]:
                 )
             else:
                 yield f"step {step.name} has no {part}"
+    if step.kind is StepKind.GATE and step.retry != StepRetry():
+        yield f"the gate step {step.name} must not have retry: {_WHY[step.kind]}"
     for part in must_not.split():
         if getattr(step, part) not in (None, "", ()):
             why = "only a gate expires" if part == "expires" else _WHY[step.kind]
@@ -142,7 +144,28 @@ def _undo_orders(steps: dict[str, Step]) -> Iterator[str]:
             f" a step waits for the rollback of its dependents unless it has a rollback_after"
         )
     if not loops:
+        yield from _locked(run, undo)
         yield from _destroyed(steps, run, undo)
+
+
+def _locked(run: tuple[Step, ...], undo: dict[str, list[str]]) -> Iterator[str]:
+    """Steps with a common lock run one after the other, and their undos in the reverse order. Only a step
+    with a `rollback_after` can leave this order."""
+    last: dict[str, Step] = {}
+    pairs: dict[str, tuple[str, str, str]] = {}
+    for step in run:
+        if step.kind is StepKind.REVERSIBLE:
+            for lock in step.locks:
+                before = last.get(lock)
+                if before is not None and before.rollback_after is not None:
+                    pairs[f"{len(pairs)}"] = (lock, before.name, step.name)
+                last[lock] = step
+    graph = reverse(undo)
+    firsts = {key: [before] for key, (_, before, _) in pairs.items()}
+    seconds = {key: [behind] for key, (_, _, behind) in pairs.items()}
+    for key, _, _ in not_behind(graph, topological(graph), firsts, seconds):
+        lock, first, second = pairs[key]
+        yield f"the rollback of step {first} must wait for that of step {second}: both have the lock {lock}"
 
 
 def _destroyed(steps: dict[str, Step], run: tuple[Step, ...], undo: dict[str, list[str]]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from towpath.core.commands import Command, Result, Settle
 from towpath.core.job import ClaimedJob, Job, Reason, SnoozeOutcome
 from towpath.core.retry import unknown_kind
 from towpath.core.steps import SAGA, decode_saga
-from towpath.errors import TimedOut, TowpathError
+from towpath.errors import ActionRefused, NodeError, TimedOut, TowpathError
 from towpath.flows.actions import Action, Answer, TaskCall
 from towpath.flows.coordinator import Settlement, advance, take_locks
 from towpath.flows.kinds import (
@@ -29,10 +29,10 @@ from towpath.flows.kinds import (
     LOCKS,
     STEP,
     UNDO,
-    StepJob,
+    StoredStepJob,
     decode_advance,
     decode_locks,
-    decode_step,
+    decode_stored_step,
 )
 from towpath.flows.saga import end_saga
 from towpath.flows.step import (
@@ -114,6 +114,12 @@ class FlowAttempt(Attempt):
             return Settle(settle.id, settle.fence, SnoozeOutcome())
         return settle
 
+    def ended(self, error: BaseException) -> Settle:
+        """An error of a node needs no traceback: it would show lines of Towpath only."""
+        if isinstance(error, Control) and error.__cause__ is None:
+            error.__traceback__ = None
+        return super().ended(error)
+
 
 class FlowRuns:
     """Makes the attempts at the jobs of built-in kinds, for the workers of one app."""
@@ -167,7 +173,7 @@ class FlowRuns:
 
     def _step(self, claim: ClaimedJob, tasks: TaskSource) -> Attempt | Settle:
         job = claim.job
-        work = decode_step(job.payload)
+        work = decode_stored_step(job.payload)
         step = work.step
         action = {STEP: step.action, UNDO: step.undo, CHECK: None}[job.kind]
         calls = [each for each in (action, step.check) if isinstance(each, TaskCall)]
@@ -182,10 +188,10 @@ class FlowRuns:
         handler = run.answer if job.kind == CHECK else run.run
         attempt = FlowAttempt(self._registry, claim, self._task(job.kind).calling(handler, True, threaded))
         if threaded:
-            attempt.timeout = step.timeout  # type: ignore[assignment]  # seconds, after the step was made
+            attempt.timeout = step.timeout
         return attempt
 
-    def _context(self, work: StepJob, job: Job) -> ActionContext:
+    def _context(self, work: StoredStepJob, job: Job) -> ActionContext:
         return ActionContext(
             settings=self._configuration.settings,
             plan=work.plan,
@@ -194,6 +200,7 @@ class FlowRuns:
             attempt=job.attempts,
             fence=job.fence,
             undo=job.kind == UNDO,
+            timeout=work.step.timeout,  # type: ignore[arg-type]  # seconds, after the step was made
         )
 
     def _executor(self, kind: type[Action]) -> Executor:
@@ -211,7 +218,7 @@ class StepRun:
 
     def __init__(
         self,
-        work: StepJob,
+        work: StoredStepJob,
         action: Action | None,
         tasks: TaskSource,
         executor: Callable[[type[Action]], Executor],
@@ -245,12 +252,14 @@ class StepRun:
             except Exception as error:
                 if isinstance(error, Control) and not isinstance(error, Retry | Fail | Cancel):
                     raise
-                self._error, failed, final = error, True, isinstance(error, Fail | Cancel)
+                self._error, failed = error, True
+                final = isinstance(error, Fail | Cancel | ActionRefused)
             move = after_run(facts, not failed, final)
         return self._ended(move, result, retry.backoff)
 
     def _ended(self, verdict: Verdict, result: Any, backoff: Any) -> Any:
         error, fence = self._error, self._context.fence
+        cause = None if isinstance(error, NodeError | TimedOut) else error
         text = "no further run is allowed" if error is None else f"{type(error).__name__}: {error}"
         match verdict:
             case Finished():
@@ -261,9 +270,9 @@ class StepRun:
                 after = getattr(error, "after", None)
                 if after is None:
                     after = backoff.delay(verdict.failure, random.random)
-                raise Retry(verdict_text(verdict, fence, text), after=after) from error
+                raise Retry(verdict_text(verdict, fence, text), after=after) from cause
             case GaveUp():
-                raise Fail(verdict_text(verdict, fence, text)) from error
+                raise Fail(verdict_text(verdict, fence, text)) from cause
 
     async def answer(self) -> str:
         """For a rehearsal: the answer of the check alone."""
@@ -288,7 +297,6 @@ class StepRun:
         seconds = self._step.timeout
         if seconds is None:
             return await running
-        assert isinstance(seconds, float)
         try:
             async with asyncio.timeout(seconds) as limit:
                 return await running

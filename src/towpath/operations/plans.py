@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypedDict, Unpack
 
-from towpath.errors import InvalidInput, UnknownJob
+from towpath.core.job import DONE, Reason
+from towpath.errors import InvalidInput, PlanRefused, UnknownJob
 from towpath.flows import operate, status
-from towpath.flows.actions import Action, TaskCall
+from towpath.flows.actions import Action, Answer, TaskCall
 from towpath.flows.kinds import Operation, PlanState, advance_id, find_record
 from towpath.flows.ordering import closure
 from towpath.flows.plan import Plan, Step, StepKind, StepRetry
@@ -103,12 +104,12 @@ class Plans:
     @property
     def _nodes(self) -> Sequence[str] | None:
         """The names of the known nodes; None if the settings have none."""
-        return tuple(getattr(self._settings, "nodes", None) or ()) or None
+        return tuple(self._settings.nodes) or None
 
     def _slots(self, node: str) -> int:
         """How many steps a node runs at once."""
-        nodes = getattr(self._settings, "nodes", None) or {}
-        return int(getattr(nodes.get(node), "slots", None) or 1)
+        found = self._settings.nodes.get(node)
+        return 1 if found is None else found.concurrency
 
     def _check_calls(self, plan: Plan) -> None:
         """Refuse calls of tasks that cannot run in a step, as far as the tasks are known here."""
@@ -279,9 +280,21 @@ class PlanHandle:
 
     # Operations
 
-    def retry(self, step: str | None = None, *, by: str | None = None, why: str | None = None) -> None:
+    def retry(
+        self,
+        step: str | None = None,
+        *,
+        by: str | None = None,
+        why: str | None = None,
+        drift: bool = False,
+        timeout: float | None = None,
+    ) -> None:
         """Run what failed or was stopped again, after the plan was parked or its rollback failed. With
-        `step`: of the failed steps only this one."""
+        `step`: of the failed steps only this one. With `drift`, the checks of the steps that are done run
+        first, within `timeout` seconds; if one answers that its step is not applied any more, the retry is
+        refused."""
+        if drift:
+            self._check_drift(timeout)
         self._operate(Operation.RETRY, by, step, why)
 
     aretry = in_thread(retry)
@@ -333,6 +346,18 @@ class PlanHandle:
         return operate.purge(self._door, self.id)
 
     apurge = in_thread(purge)
+
+    def _check_drift(self, timeout: float | None) -> None:
+        found = self.status()
+        done = {each.name for each in self.steps() if each.state is DONE and each.reason != Reason.SKIPPED}
+        steps = tuple(step for step in status.steps_of(self._door, self.id) if step.name in done)
+        plan, number = Plan(found.name, steps), new_id()
+        if rehearse(self._door, plan, number):
+            self._engine.watch.group(rehearsal_group(number), timeout, inside_handler("a check", timeout))
+        gone = [each.step for each in answers(self._door, plan, number) if each.answer is Answer.NOT_APPLIED]
+        if gone:
+            why = f"these steps are done and not applied any more: {', '.join(gone[:10])}"
+            raise PlanRefused(id=self.id, state=found.state, why=why)
 
     def _operate(
         self, operation: Operation, by: str | None, step: str | None, why: str | None

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypedDict
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from towpath.clock import Clock
 from towpath.core import checks, lanes
 from towpath.core.checks import matches
-from towpath.core.commands import Settle
+from towpath.core.commands import SetQueue, Settle
 from towpath.core.job import ClaimedJob
 from towpath.core.lanes import FLOWS, Lane
 from towpath.core.limits import interval_of
@@ -332,11 +333,17 @@ class Service:
                 **from_settings(self._registry.tasks, self._configuration.settings.schedules),
             },
         )
+        self._store_nodes(self._configuration.settings)
         for limits in self._configuration.settings.limits.values():
             set_limits(self._engine, limits.setting, limits.warn_depth)
         breakers.declare(self._registry)
         self._registration.register()
         self._instructions = self._registration.instructions()
+
+    def _store_nodes(self, settings: Settings) -> None:
+        """Store the concurrency of the nodes of plans as the caps of their queues."""
+        for node in settings.nodes.values():
+            set_limits(self._engine, SetQueue(queue=node.queue, cap=node.concurrency), UNSET)
 
     async def arun(self) -> None:
         if self._hooks is None:
@@ -355,7 +362,7 @@ class Service:
 
     async def _work(self) -> None:
         self._loop = asyncio.get_running_loop()
-        warn_at_start(self._registry)
+        warn_at_start(self._registry, self._chosen.queues)
         self._registration = Registration(self._engine, self._engine.owner)
         await asyncio.to_thread(self._store_declarations)
         if self._burst:
@@ -415,6 +422,7 @@ class Service:
         """Store the settings of the fleet. A limit or a schedule that the settings no longer have is
         lifted."""
         before = self._configuration.settings
+        self._store_nodes(found)
         for queue in sorted(before.limits.keys() | found.limits.keys()):
             limits = merged(queue, before.limits.get(queue), found.limits.get(queue))
             set_limits(self._engine, limits.setting, limits.warn_depth)
@@ -425,7 +433,7 @@ class Service:
         self._configuration.bandwidth.set(**{**BANDWIDTH, **found.bandwidth})
         kept = {
             name: getattr(found, name)
-            for name in (*RELOADED, "deploy_window", "limits", "schedules", "bandwidth")
+            for name in (*RELOADED, "deploy_window", "limits", "schedules", "bandwidth", "nodes")
         }
         self._configuration.settings = replace(
             before, **kept, origins={**before.origins, **{name: found.origins[name] for name in kept}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -16,6 +16,7 @@ import msgspec
 
 from towpath.core.commands import Settle
 from towpath.core.job import ClaimedJob
+from towpath.core.nodes import QUEUE as NODE
 from towpath.core.retry import unknown_kind
 from towpath.errors import InvalidInput
 from towpath.escapes import get_logger
@@ -134,9 +135,10 @@ def log_startup(found: Startup, more: Mapping[str, object] = {}) -> None:
     )
 
 
-def warn_at_start(registry: Registry) -> None:
-    """Log what is probably a mistake, before the ledger is opened."""
-    if not registry.tasks:
+def warn_at_start(registry: Registry, queues: Sequence[str] = ()) -> None:
+    """Log what is probably a mistake, before the ledger is opened. A worker for queues of nodes needs no
+    tasks."""
+    if not registry.tasks and not all(queue.startswith(NODE) for queue in queues or [""]):
         log.warning(
             "the app has no tasks, so that no job can run here. Import the modules that define its tasks: %s",
             HOW,

@@ -49,7 +49,7 @@ def test_histories_take_every_fast_path(
     if by_copy:
         monkeypatch.setattr(fast_paths, "MOST_BY_INSERT", 0)
     played = Played(module_url)
-    for seed in range(200, 206):
+    for seed in range(206, 212):
         play(seed, 80, factory("model", tmp_path), played.ledger)
     assert set(played.taken) == PATHS
     assert played.failed == {}

@@ -243,7 +243,7 @@ class Waiting:
 WAYS = {
     "alone": {"Committer._lead_alone", "Committer._lead_one", "Committer._apply"},
     "beside a worker": {"Committer._lead_alone", "Committer._lead", "Committer._apply", "deliver"},
-    "in company": {"Committer._lead_alone", "CommandQueue.add", "Condition.notify", "PendingCall.wait"},
+    "in company": {"Committer._lead_alone", "CommitQueue.add", "Condition.notify", "PendingCall.wait"},
 }
 
 

@@ -9,7 +9,7 @@ from towpath.core.job import Done, Spec
 from towpath.runtime.commit.pending import (
     MAX_BATCH,
     MIN_OTHERS,
-    CommandQueue,
+    CommitQueue,
     PendingCall,
     PendingPost,
     Reply,
@@ -31,12 +31,12 @@ def settles(count: int = MAX_BATCH) -> PendingPost:
     return PendingPost([Settle(f"job {n}", 1, Done()) for n in range(count)], ignore)
 
 
-def commands(queue: CommandQueue) -> list[Command]:
+def commands(queue: CommitQueue) -> list[Command]:
     return [command for pending in queue.take() for command in pending.commands]
 
 
-def filled(*added: PendingCall | PendingPost) -> CommandQueue:
-    queue = CommandQueue(max_backlog=10_000)
+def filled(*added: PendingCall | PendingPost) -> CommitQueue:
+    queue = CommitQueue(max_backlog=10_000)
     for pending in added:
         assert queue.add(pending, bounded=True)
     return queue
@@ -64,7 +64,7 @@ def test_a_batch_without_settles_is_filled() -> None:
 
 
 def test_progress_has_room_and_goes_before_the_settle_of_its_job() -> None:
-    queue = CommandQueue(max_backlog=10_000)
+    queue = CommitQueue(max_backlog=10_000)
     queue.progress.add(Progress("job 0", 1, done=1), ignore)  # type: ignore[arg-type]
     queue.progress.add(Progress("other", 1, done=2), ignore)  # type: ignore[arg-type]
     assert queue.add(settles(), bounded=False)

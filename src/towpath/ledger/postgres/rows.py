@@ -346,7 +346,7 @@ def insert_args(jobs: Sequence[Job], count: bool) -> Args:
 def _small_payload(job: Job) -> dict[str, object]:
     """A small payload is stored in the row of its job; `complete` jobs have no bodies elsewhere."""
     size = len(job.payload)
-    small: dict[str, object] = {"complete": not job.headers and size <= SMALL}
+    small: dict[str, object] = {"complete": not job.headers and job.error is None and size <= SMALL}
     return small | {"payload": "\\x" + job.payload.hex()} if 0 < size <= SMALL else small
 
 

@@ -193,6 +193,8 @@ def _write(tx: Transaction, gathered: _Gathered) -> None:
     for job in gathered.done:
         alike.setdefault((job.queue, job.part, job.retention), []).append(job)
     by_time: dict[int | None, list[int]] = {}
+    # One read for the queues of all ended jobs.
+    tx.load_queues({queue for queue, _, _ in alike})
     for (queue, part, _), jobs in alike.items():
         by_time.setdefault(finish.purge_of(tx, jobs[0], DONE), []).extend([job.seq for job in jobs])
         moves[queue, part, RUNNING, DONE] += len(jobs)

@@ -26,7 +26,7 @@ from towpath.runtime.commit import feedback
 from towpath.runtime.commit.feedback import Outage, ReceivedClaims, RetryHints
 from towpath.runtime.commit.pending import (
     MAX_BATCH,
-    CommandQueue,
+    CommitQueue,
     GatheredCalls,
     Pending,
     PendingCall,
@@ -78,7 +78,7 @@ class Committer:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         """The committer's thread waits on it."""
-        self._queue = CommandQueue(max_backlog)
+        self._queue = CommitQueue(max_backlog)
         self.batch: Sequence[Pending] = ()
         """The batch that is being applied, for the standing demand; under the commit lock."""
         self._demands: list[Demand] = []

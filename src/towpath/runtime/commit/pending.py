@@ -195,7 +195,7 @@ def _merged(older: Progress, newer: Progress) -> Progress:
     )
 
 
-class CommandQueue:
+class CommitQueue:
     """All commands that wait for a commit. Order of a batch: EARLY commands, then progress, then all others.
 
     Not thread-safe: the committer's state lock guards it. The deques are public because only their own truth

@@ -71,6 +71,8 @@ class CallbackSuite(Suite):
         assert job.error == "group undo is closed; only a running member may add to it after the seal"
         assert (job.group, harness.ledger.group("other")) == (None, None)
         assert harness.counts("t") == Counts(failed=3)
+        harness.revive(job.id)
+        assert harness.take("t").job.error == job.error, "a claim reads all bodies"
 
     def test_a_group_of_callbacks_that_are_represented_closes(self, harness: Harness) -> None:
         """The member is refused for its key, and the job that represents it has ended."""
