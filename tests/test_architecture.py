@@ -120,7 +120,7 @@ MAY_BE_WIDE: Mapping[str, int] = {
 }
 """Classes with more public methods: the one door for users, and the methods of the ledger protocol."""
 MOST_PARAMETERS = 7
-MOST_FILES = 270
+MOST_FILES = 272
 """Of the package without testing/ and contrib/: 162 before the HTTP server and plans, which have the rest."""
 MOST_FILES_AT_THE_TOP = 10
 MOST_ROWS = 16
