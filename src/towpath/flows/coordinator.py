@@ -224,7 +224,7 @@ def _build_undo(
     return Settlement(notes=(record_note(rolling, version),))
 
 
-def undo_spec(plan: str, job: Job, step: PlannedStep, undo: Undo) -> Spec:
+def undo_spec(plan: str, job: Job | Spec, step: PlannedStep, undo: Undo) -> Spec:
     """The job that undoes a step, on the node of the step, with the payload of the step. A join runs anywhere
     and does nothing."""
     retry = step.undo_retry or step.retry

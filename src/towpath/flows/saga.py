@@ -27,6 +27,7 @@ from towpath.flows.kinds import (
     PlanState,
     Stage,
     answered,
+    decode_planned_step,
     encode,
     first_advance,
     group_of,
@@ -157,7 +158,8 @@ def _undos(plan: str, found: Sequence[tuple[Step, UndoRecord]], correlation: str
     specs: list[Spec] = []
     before: tuple[str, ...] = ()
     for step, undo in reversed(found):
-        spec = undo_spec(plan, step, Undo(step.name, before))
+        ran = _ran(plan, step)
+        spec = undo_spec(plan, ran, decode_planned_step(ran.payload).step, Undo(step.name, before))
         specs.append(replace(spec, queue=undo.queue, correlation_id=correlation or spec.correlation_id))
         before = (step.name,)
     return tuple(specs)
