@@ -1,9 +1,10 @@
-"""`planning` and `move` of bench/plans.py: placements of 3,000 shards over 100 nodes, and a shard of 1,000,000
-rows that moves while a writer inserts."""
+"""`planning` and `move` of bench/plans.py: placements of 3,000 shards over 100 nodes, and a shard of
+1,000,000 rows that moves while a writer inserts."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ SHARDS, NODES, COPIES = 3_000, 100, 3
 
 
 def planning() -> dict[str, float]:
-    """Seconds of each kind of planning: a new table, 10 nodes more, 10 nodes drained, 2 nodes lost at once."""
+    """Seconds of each kind of planning: a new table, 10 nodes more, 10 nodes drained, 2 nodes lost."""
     nodes = [f"node-{number:03}" for number in range(NODES)]
     more = [f"more-{number:03}" for number in range(10)]
     placement = initial(nodes, SHARDS, COPIES)
-    kinds = {
+    kinds: dict[str, Callable[[], object]] = {
         "new": lambda: initial(nodes, SHARDS, COPIES),
         "add": lambda: balanced(placement, nodes + more, COPIES),
         "drain": lambda: balanced(placement, nodes[10:], COPIES, nodes[:10]),
