@@ -14,6 +14,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from psycopg.sql import Composed
+
 from towpath import Fail
 from towpath.apps.shards import names, replication, schema
 from towpath.apps.shards.catalogue import TableRecord
@@ -33,10 +35,9 @@ def pivot(cluster: Cluster, work: Work) -> dict[str, Any]:
     record = cluster.record(work)
     if record.pending is None or record.pending.plan != work.plan:
         raise Fail(f"table {work.table} has no pending change of plan {work.plan}")
-    with session(cluster, work) as source, session(cluster, work, work.peer) as target:
+    with session(cluster, work) as source:
         if _pivoted(source, work):
             return {"pause": None}
-        unguard(record, work.shard, target)
         return retried(lambda number: _switch(cluster, record, work, source) | {"tries": number})
 
 
@@ -84,11 +85,23 @@ def lock_switch(node: NodeSession, record: TableRecord, table: tuple[str, str] |
         node.run(compose(f"LOCK TABLE {only} {{table}} IN {mode} MODE", table=name))
 
 
-def unguard(record: TableRecord, shard: int, target: NodeSession) -> None:
+def unguard(cluster: Cluster, work: Work) -> None:
     """Allow writes to the copy that becomes the primary. No route leads to it before the pivot."""
-    with target.transaction(lock_timeout=LOCK_TIMEOUT):
-        for statement in schema.unguard(record, shard):
-            target.run(statement)
+    _run_all(cluster, work, schema.unguard(cluster.record(work), work.shard))
+
+
+def guard(cluster: Cluster, work: Work) -> None:
+    """Refuse writes again: the copy does not become the primary."""
+    with session(cluster, work) as target:
+        found = kind_of(target, table_of(work))
+    if found is not None and found[:2] == ("r", False):
+        _run_all(cluster, work, schema.guard(cluster.record(work), work.shard))
+
+
+def _run_all(cluster: Cluster, work: Work, statements: list[Composed]) -> None:
+    with session(cluster, work) as node, node.transaction(lock_timeout=LOCK_TIMEOUT):
+        for statement in statements:
+            node.run(statement)
 
 
 def pivoted(cluster: Cluster, work: Work) -> bool:
@@ -197,6 +210,7 @@ def retired(cluster: Cluster, work: Work) -> bool:
         return gone and (bool(work.more.get("keep_old")) or kind_of(source, old) is None)
 
 
+UNGUARD = routine("move-unguard", unguard, undo=guard)
 PIVOT = routine("move-pivot", pivot, check=pivoted)
 ATTACH = routine("move-attach", attach_copy, check=copy_attached)
 REROUTE = routine("move-reroute", reroute, check=rerouted)

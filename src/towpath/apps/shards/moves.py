@@ -170,9 +170,12 @@ class _Change:
                 self.before(copying.RESERVE, f"re-reserve-{node}", self.work(target, node), [made[-1].name])
             )
         ready = [each.name for each in made if each.name.startswith("re-reserve-")] or self.last
+        made.append(self.before(cutover.UNGUARD, "unguard", self.work(target, source), ready))
         kept = [node for node in self.new.replicas if node != source]
         switch = self.work(source, target, more={"replicas": kept})
-        made.append(step(cutover.PIVOT, "pivot", switch, after=ready, kind=StepKind.PIVOT, retry=PATIENT))
+        made.append(
+            step(cutover.PIVOT, "pivot", switch, after=["unguard"], kind=StepKind.PIVOT, retry=PATIENT)
+        )
         made.append(self.forward(tables.COMMIT, "commit", self.work(target), ["pivot"]))
         made.append(self.forward(cutover.ATTACH, "attach", self.work(target, source), ["commit"]))
         routed = ["attach"]

@@ -268,7 +268,7 @@ def promote(cluster: Cluster, work: Work) -> dict[str, Any]:
     with session(cluster, work) as node:
         applied = _applied(node, work)
         replication.drop_subscription(node, names.subscription(work.table, work.shard, work.node))
-        cutover.unguard(cluster.record(work), work.shard, node)
+    cutover.unguard(cluster, work)
     return {"applied": applied, **cutover.attach_copy(cluster, work)}
 
 
