@@ -1,5 +1,5 @@
 """`move` of bench/plans.py: a shard of 1,000,000 rows moves from one PostgreSQL server to another, beside a
-bare CREATE SUBSCRIPTION of the same table on the same servers, while a writer inserts rows all the time.
+bare CREATE SUBSCRIPTION of the same table on the same servers. During both a writer inserts rows.
 
     python bench/shard_moves.py --quick     # 100,000 rows
 
@@ -82,11 +82,12 @@ def servers(folder: Path) -> Iterator[dict[str, Server]]:
 
 
 def bare_copy(source: Server, target: Server, rows: int) -> float:
-    """Seconds of a bare CREATE SUBSCRIPTION from its statement until the table is ready."""
+    """Seconds of a bare CREATE SUBSCRIPTION from its statement until the table is ready, beside a writer."""
     for server in (source, target):
         server.query(f"CREATE TABLE public.items ({COLUMNS}, PRIMARY KEY (id))")
     source.query(_FILL, [rows])
     source.query("CREATE PUBLICATION bare FOR TABLE public.items")
+    writer = InsertTimes(source.url())
     begun = time.perf_counter()
     target.query(f"CREATE SUBSCRIPTION bare CONNECTION '{source.url()}' PUBLICATION bare")
     with psycopg.connect(target.url(), autocommit=True) as connection:
@@ -94,6 +95,7 @@ def bare_copy(source: Server, target: Server, rows: int) -> float:
         while connection.execute(ready).fetchone() != (True,):
             time.sleep(0.01)
     seconds = time.perf_counter() - begun
+    writer.close()
     target.query("DROP SUBSCRIPTION bare")
     for server in (source, target):
         server.query("DROP TABLE public.items")

@@ -37,7 +37,7 @@ def fence(cluster: Cluster, table: str, node: str) -> list[int]:
         with returned.transaction(lock_timeout=LOCK_TIMEOUT):
             if kind_of(returned, logical) is not None:
                 returned.run(compose("ALTER TABLE {table} RENAME TO {name}", table=logical, name=fenced))
-                returned.run(schema.guard_of(sql.Identifier(record.schema, fenced)))
+                returned.run(schema.guard_table(sql.Identifier(record.schema, fenced)))
             for shard in held:
                 for statement in schema.guard(record, shard):
                     returned.run(statement)

@@ -129,14 +129,13 @@ def drop_hash_check(record: TableRecord, shard: int) -> Composed:
 
 def guard(record: TableRecord, shard: int) -> list[Composed]:
     """Refuse the writes of ordinary sessions to a copy that is not the primary. The apply worker of a
-    subscription has `session_replication_role = replica`, for which the trigger does not fire. A trigger for
-    each row would make the copy of a subscription insert row by row."""
-    return [guard_of(relation(names.shard_table(record.table, shard)))]
+    subscription has `session_replication_role = replica`, for which the trigger does not fire."""
+    return [guard_table(relation(names.shard_table(record.table, shard)))]
 
 
-def guard_of(table: Identifier) -> Composed:
-    """Refuse the statements that name this table. Statements on a partitioned table do not fire the triggers
-    of its partitions, so that a logical table needs a guard of its own."""
+def guard_table(table: Composable) -> Composed:
+    """Refuse writes to a table by its name. A trigger for each row would make the copy of a subscription
+    insert row by row. Writes through a parent do not fire the trigger of its partition."""
     return SQL(
         "CREATE OR REPLACE TRIGGER {} BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON {}"
         " FOR EACH STATEMENT EXECUTE FUNCTION {}()"
