@@ -14,6 +14,7 @@ import re
 import signal
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,19 +33,20 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "shards-fault-matrix.m
 _HEAD = """# Fault matrix of a shard move
 
 Each row is a statement that a move of a shard (one copy, three nodes) sends to a node; `n` is its
-occurrence. Each column is a fault at this statement. The cell is the state in which the plan ended:
+occurrence. Each column is a fault at this statement. The cell is the state in which the plan
+ended:
 
 - `done`: the shard has moved. `back`: the plan was rolled back, the shard is where it was.
 - `parked, done`: the plan waited for a person, and `retry` completed it.
 - `-`: the statement was not sent in this case. It belongs to a wait that was over already.
-- **FAIL**: anything else.
+- **FAIL**: anything else. An empty cell: the case was not run.
 
-Of statements that are repeated while the move waits, and of settings of a session (`set_config`), only the
-first on each node is a row.
+Of statements that are repeated while the move waits, and of settings of a session (`set_config`),
+only the first on each node is a row.
 
-In every case that is not FAIL, the audit found no orphan table, publication, slot or subscription, every
-row that was confirmed to one of three writers was there exactly once, and a monitor that read all nodes
-every 0.1 s always found a whole copy of the shard.
+In every case that is not FAIL, the audit found no orphan table, publication, slot or
+subscription, every row that was confirmed to one of three writers was there exactly once, and a
+monitor that read all nodes every 0.1 s always found a whole copy of the shard.
 
 | fault | meaning |
 |---|---|
@@ -134,12 +136,13 @@ def _read(files: Sequence[Path]) -> dict[tuple[Case, Fault], Outcome]:
     return found
 
 
-def document(files: Sequence[Path]) -> str:
-    """The matrix as Markdown, from the lines of all parts."""
+def document(files: Sequence[Path], note: str = "") -> str:
+    """The matrix as Markdown, from the lines of all parts. `note` is printed above the tables."""
     found = _read(files)
     cases = sorted({case for case, _ in found}, key=lambda case: (case.role, case.text, case.nth))
     failed = sum(bool(outcome.wrong) for outcome in found.values())
     lines = [_HEAD, f"{len(found)} cases, {failed} failed.", ""]
+    lines += [textwrap.fill(note, 98), ""] if note else []
     for role in ("source", "target", "other"):
         lines += [f"## Statements on the {role}", ""]
         lines += ["| statement | n | " + " | ".join(FAULTS) + " |", "|---" * (len(FAULTS) + 2) + "|"]
@@ -161,6 +164,7 @@ def main() -> None:
     parser.add_argument("--part", default="0/1", help="run every nth statement: 0/2 and 1/2 are two halves")
     parser.add_argument("--results", type=Path, nargs="+", default=[Path("shards-matrix.jsonl")])
     parser.add_argument("--write", action="store_true", help="only write the document from the results")
+    parser.add_argument("--note", default="", help="a sentence about the runs, printed above the tables")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the servers
     if not given.write:
@@ -174,7 +178,7 @@ def main() -> None:
             run(dict(zip(NODES, started, strict=True)), folder, (int(number), int(of)), given.results[0])
         print(f"{time.monotonic() - begun:.0f} s")
     if given.write or given.part == "0/1":
-        DOCUMENT.write_text(document(given.results), "utf-8")
+        DOCUMENT.write_text(document(given.results, given.note), "utf-8")
         print(f"written: {DOCUMENT}")
 
 
