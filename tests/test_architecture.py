@@ -110,7 +110,7 @@ WALL_CLOCK = frozenset(
 
 MOST_LINES, WALL_OF_LINES = 500, 600
 MAY_BE_LONG: Mapping[str, int] = {
-    "towpath.ledger.model": 970,
+    "towpath.ledger.model": 985,
 }
 """Modules allowed to pass 500 lines, and how far. The model is one file on purpose: it is read from top to
 bottom."""
