@@ -107,7 +107,7 @@ WALL_CLOCK = frozenset(
 )
 
 MOST_LINES, WALL_OF_LINES = 500, 600
-MAY_BE_LONG: Mapping[str, int] = {"towpath.ledger.model": 970, "towpath.errors": WALL_OF_LINES}
+MAY_BE_LONG: Mapping[str, int] = {"towpath.ledger.model": 995, "towpath.errors": WALL_OF_LINES}
 """Modules allowed to pass 500 lines, and how far. The model is one file on purpose: it is read from top to
 bottom. So is the tree of errors."""
 MOST_FUNCTION_LINES = 60

@@ -439,17 +439,16 @@ def merged(offers: list[Offer], want: commands.Want) -> Iterator[tuple[Job, Pick
 
 def wake(tables: Tables, queue: str, now: int, limit: int) -> int:
     """Make at most `limit` scheduled jobs of a queue that are due ready; return their number."""
-    due = [job for job in tables.of(SCHEDULED, queue=queue) if job.ready_at <= now]
-    due = sorted(due, key=lambda job: (job.ready_at, job.seq))[:limit]
-    for job in due:
-        tables.put(lifecycle.woken(job))
+    due = first_due({job.seq: job.ready_at for job in tables.of(SCHEDULED, queue=queue)}, now, limit)
+    for seq in due:
+        tables.put(lifecycle.woken(tables.jobs[seq]))
     return len(due)
 
 
 def expire(tables: Tables, now: int, limit: int) -> int:
     """End at most `limit` waiting jobs that are past their time to live; return their number."""
-    due = [job for job in tables.of(*WAITING) if job.expires_at is not None and job.expires_at <= now]
-    due = sorted(due, key=lambda job: (job.expires_at, job.seq))[:limit]
+    ends = {job.seq: job.expires_at for job in tables.of(*WAITING) if job.expires_at is not None}
+    due = [tables.jobs[seq] for seq in first_due(ends, now, limit)]
     finish.finish(tables, due, FAILED, Reason.EXPIRED, now)
     return len(due)
 

@@ -206,7 +206,7 @@ def test_it_goes_on_after_a_kill(other: str, place: Places) -> None:
 
 def test_a_source_that_went_on_is_copied_from_the_beginning(place: Places) -> None:
     source, target = place("sqlite"), place("postgres")
-    written(source, 5, 100)
+    written(source, 3, 100)
     with pytest.raises(Broken):
         maintenance.copy(source, target, _fail_at("copying edge"))
     ledger = open_ledger(source)

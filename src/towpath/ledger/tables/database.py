@@ -37,6 +37,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     "name": ("dst", "id", "src"),
     "key": ("namespace", "key", "id", "seq", "until", "runner"),
     "tombstone": ("id", "seq", "state", "settled_fence", "alias", "until"),
+    "unused": ("name", "since"),
     "note": ("key", "value", "version", "fence", "expires_at"),
     "then": ("id", "specs"),
     "reply": ("token", "answer", "until"),

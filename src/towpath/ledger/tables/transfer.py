@@ -49,6 +49,7 @@ _KEYS: Mapping[str, int] = {
     "key": 2,
     "note": 1,
     "tombstone": 1,
+    "unused": 1,
     "reply": 1,
     "blob": 1,
     "chunk": 2,
