@@ -314,6 +314,30 @@ def test_pause_and_resume(world: World) -> None:
     assert [entry.operation for entry in handle.audit()] == ["pause", "resume"]
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_a_failed_cleanup_parks_the_plan_until_it_is_repaired(world: World, back: bool) -> None:
+    plan = world.app.plans.new("tidy")
+    a = world.step(plan, "a")
+    world.step(plan, "b", after=[a])
+    world.step(plan, "y", kind="cleanup")
+    world.step(plan, "z", kind="cleanup")
+    world.bad["z"] = Fail("busy")
+    if back:
+        world.bad["b"] = Fail("no")
+    handle = plan.submit()
+    world.run()
+    status = handle.status()
+    assert (status.state, status.left) == (PlanState.PARKED, ("z",))
+    assert status.why == "z of the cleanup failed"
+    with pytest.raises(PlanRefused, match="nothing to abort"):
+        handle.abort()
+    world.bad.pop("z")
+    handle.retry()
+    assert world.run() == ["z"]
+    status = handle.status()
+    assert (status.state, status.left) == (PlanState.ROLLED_BACK if back else PlanState.DONE, ())
+
+
 @pytest.mark.parametrize("paused", [False, True])
 def test_abort_before_anything_ran(world: World, paused: bool) -> None:
     plan = world.app.plans.new("abort")

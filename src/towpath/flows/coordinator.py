@@ -105,8 +105,12 @@ def decide(members: Sequence[Member], aborting: bool = False) -> Choice:
 
 
 def _names(members: Sequence[Member]) -> str:
-    shown = ", ".join(member.name for member in members[:3])
-    return shown if len(members) <= 3 else f"{shown} and {len(members) - 3} more"
+    return _listed([member.name for member in members])
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
 def _named(members: Sequence[Member]) -> str:
@@ -292,7 +296,11 @@ def _after_cleanup(door: FlowDoor, record: PlanRecord, version: int, group: Grou
     assert record.ending is not None
     left = list(record.left)
     if group.failed + group.canceled:
-        left += _not_done(door, record.id, Stage.CLEANUP)
+        names = _not_done(door, record.id, Stage.CLEANUP)
+        if record.ending is not PlanState.ROLLBACK_FAILED:
+            why = f"{_listed(names)} of the cleanup failed"
+            return _end(door, replace(record, stage=Stage.CLEANUP, why=why), version, PlanState.PARKED, names)
+        left += names
     return _end(door, record, version, record.ending, left)
 
 
