@@ -108,10 +108,11 @@ def test_a_repeat_inside_the_ledger_is_noticed(postgres_url: str, monkeypatch: p
         def once(n: int) -> None:
             ran.append(n)
 
-        with working(app, lease=600.0):
-            # Until a claim takes the fast path, which one job for an idle worker does.
-            while not cut.is_set():
-                once.enqueue(len(ran)).result(timeout=WAIT)
+        # Until a claim takes the fast path, as the first claim of a worker does.
+        while not cut.is_set():
+            waiting = once.enqueue(len(ran))
+            with working(app, lease=600.0):
+                waiting.result(timeout=WAIT)
         assert ran == list(range(len(ran)))
 
 

@@ -37,6 +37,8 @@ from towpath.core.commands import (
     Purge,
     PutChunk,
     Renew,
+    Resolution,
+    Resolve,
     Revive,
     Seal,
     Selector,
@@ -127,6 +129,8 @@ def _appends(script: Script, r: str) -> None:
     script.do(PutChunk(f"{r}-blob", 0, b"123"), PutChunk(f"{r}-lost", 0, b"without a job"))
     large = Spec(id=f"{r}-large", queue="large", blob=f"{r}-blob", blob_size=5, retention=0)
     script.do(PutChunk(f"{r}-blob", 1, b"45"), Append((large,)))
+    script.do(Append((spec(f"{r}-waived", "waived"), spec(f"{r}-after", "waived", f"{r}-waived"))))
+    script.do(Resolve(f"{r}-waived", Resolution.SKIPPED, "not needed", "ada"))
     script.do(Unseal(f"{r}-group"))
     script.do(Seal(f"{r}-group"), SetQueue(queue="members", rate=Rate(1000, burst=100)))
     script.do(

@@ -810,9 +810,13 @@ class ModelLedger:
         with self._changed:
             at = self._time(now)
             self._jumps.note(at)
-            before = self._tables
-            answers = [self._apply_one(command, at) for command in batch]
-            if vars(self._tables) != vars(before):
+            answers, changed = [], False
+            for command in batch:
+                before = self._tables
+                answers.append(self._apply_one(command, at))
+                # Command by command: the next one may restore what this one has changed.
+                changed = changed or vars(self._tables) != vars(before)
+            if changed:
                 self._last = at
                 self._version += 1
                 self._changed.notify_all()

@@ -33,6 +33,8 @@ from towpath.core.commands import (
     PutChunk,
     Renew,
     Renewed,
+    Resolution,
+    Resolve,
     Revive,
     Revived,
     Seal,
@@ -192,6 +194,16 @@ def revive(harness: Harness) -> list[Command]:
     return [Revive(where=Selector(ids=("a", "b", "older")), token="t")]
 
 
+def resolve(harness: Harness) -> list[Command]:
+    harness.append(spec("a"), spec("b", after=("a",)), spec("c"), spec("d", after=("c",)))
+    harness.cancel("a")
+    return [
+        Resolve("a", Resolution.MARKED, "repaired", "ada", b"1"),
+        Resolve("c", Resolution.SKIPPED, "not needed", "ada"),
+        Resolve("unknown", Resolution.SKIPPED, "no such job", "ada"),
+    ]
+
+
 def purge(harness: Harness) -> list[Command]:
     harness.append(spec("a"), spec("b"))
     harness.cancel("a", "b")
@@ -278,6 +290,7 @@ CASES: dict[str, Case] = {
     "settle_with_children": settle_with_children,
     "cancel": cancel,
     "revive": revive,
+    "resolve": resolve,
     "purge": purge,
     "open": open_groups,
     "seal": seal,
