@@ -268,10 +268,10 @@ def test_a_large_plan_takes_seconds() -> None:
             undo_destroys=() if n % 10 else [f"t{n // 10}"],
             locks=[f"l{n % 1000}"] if n % 5 == 0 else (),
         )
-        for n in range(50_000)
+        for n in range(20_000)
     )
     plan = Plan("large", large)
     plan.check()
-    assert len(plan.resolved()) == 50_000
+    assert len(plan.resolved()) == 20_000
     assert Plan.from_json(plan.to_json()).content_hash == plan.content_hash
-    assert time.process_time() - began < 40
+    assert time.process_time() - began < 16
