@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -86,6 +87,26 @@ def test_steps_run_in_the_order_of_their_dependencies(world: World) -> None:
     steps = {step.name: step for step in handle.steps()}
     assert steps["c"].result == "C"
     assert all(step.duration is not None for step in steps.values())
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_result_with_null_is_kept_at_the_first_attempt(world: World, is_async: bool) -> None:
+    runs: list[int] = []
+
+    def found() -> dict[str, str | None]:
+        runs.append(1)
+        return {"kept": None}
+
+    async def afound() -> dict[str, str | None]:
+        return found()
+
+    task: Task[[], Any] = world.app.task(name="found")(afound if is_async else found)
+    plan = world.app.plans.new("null")
+    plan.step("a", "n1", task.of(), undo=world.do.of("-a"))
+    handle = plan.submit()
+    world.run()
+    (step,) = handle.steps()
+    assert (handle.status().state, step.result, runs) == (PlanState.DONE, {"kept": None}, [1])
 
 
 def test_a_node_runs_one_step_at_a_time(world: World) -> None:

@@ -20,6 +20,8 @@ AGEING_STEPS = 10
 
 FLOWS = "towpath/flows"
 """The queue of the built-in jobs of flows. Every worker claims it beside its own queues."""
+NODES = "node/"
+"""The prefix of the queues of nodes, on which the steps of plans run."""
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

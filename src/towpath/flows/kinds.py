@@ -16,6 +16,7 @@ from towpath.core import checks
 from towpath.core.commands import Command, Note, Result
 from towpath.core.job import After, Job, Spec
 from towpath.core.lanes import FLOWS as FLOWS
+from towpath.core.lanes import NODES
 from towpath.core.views import MAX_PAGE, NoteView, Query
 from towpath.errors import InvalidInput, Refused, TowpathError, UnknownPlan
 from towpath.flows.actions import Action
@@ -74,7 +75,7 @@ def locks_id(plan: str) -> str:
 
 
 def node_queue(node: str) -> str:
-    return f"node/{node}"
+    return f"{NODES}{node}"
 
 
 def record_key(plan: str) -> str:

@@ -311,7 +311,7 @@ class StepRun:
         task = self._tasks.get(action.task)
         assert task is not None
         content = task.codec.encode_result(await self._call_task(action))
-        return None if content is None else msgspec.Raw(content)
+        return None if content is None else msgspec.json.decode(content)
 
     async def _call_task(self, call: TaskCall) -> Any:
         """Call the function of a task, with the hooks of the worker."""

@@ -17,7 +17,7 @@ from towpath.core import checks, lanes
 from towpath.core.checks import matches
 from towpath.core.commands import SetQueue, Settle
 from towpath.core.job import ClaimedJob
-from towpath.core.lanes import FLOWS, Lane
+from towpath.core.lanes import FLOWS, NODES, Lane
 from towpath.core.limits import interval_of
 from towpath.core.schedule import Schedule
 from towpath.core.views import PartView, QueueView
@@ -133,6 +133,9 @@ def worker_options(registry: Registry, settings: Settings, given: Mapping[str, A
             or tuple(sorted({task.queue for task in registry.tasks.values()}))
             or ("*",)
         )
+    if not chosen["lanes"] and any(queue.startswith(NODES) for queue in queues):
+        # An agent of plans claims their coordinators at once, at the price of the fast path of one queue.
+        queues = tuple(dict.fromkeys((*queues, FLOWS)))
     beside = "" if any(matches(queue, FLOWS) for queue in queues) else FLOWS
     return WorkerOptions(
         **{**chosen, "queues": queues, "beside": beside, **resource_options(registry, queues)}
