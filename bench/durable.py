@@ -74,6 +74,11 @@ def bench_steps(
     raw.close()
 
 
+def bench_durable_steps(folder: Path, report: Report, sizes: object) -> None:
+    """For `bench/plans.py`."""
+    bench_steps(folder, report)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import durable
 from ledger import sync_rate
 from measure import Alternating, Report
 from workload import sqlite
@@ -28,15 +29,14 @@ from workload import sqlite
 from towpath import App, Plan, Step, StepRetry
 from towpath.flows.kinds import PlanState
 
-TARGETS = {"steps": 0.25, "rollback": 0.2, "durable_steps": 0.5}
+TARGETS = {"steps": 0.25, "rollback": 0.2, **durable.TARGETS}
 MODULES = {
     "planning": ("plans_shards", "bench_planning"),
     "move": ("plans_shards", "bench_move"),
-    "durable_steps": ("plans_steps", "bench_durable_steps"),
+    "durable_steps": ("durable", "bench_durable_steps"),
 }
 """Figures that other files of this folder measure: the file and its function. A function takes the folder,
-the report and the sizes, and calls `report.ratio` or `report.limit`; a file that does not exist is left
-out."""
+the report and the sizes, and calls `report.ratio` or `report.limit`."""
 NODES, DEPENDENCIES, WINDOW = 50, 3, 2_000
 CONCURRENCY = 64
 
@@ -140,9 +140,6 @@ def bench_plans(folder: Path, report: Report, sizes: Sizes) -> None:
 
 def bench_others(name: str, folder: Path, report: Report, sizes: Sizes) -> None:
     module, function = MODULES[name]
-    if not Path(__file__).with_name(f"{module}.py").exists():
-        print(f"{name:20} {'-':>7}   not measured: there is no bench/{module}.py")
-        return
     getattr(importlib.import_module(module), function)(folder, report, sizes)
 
 

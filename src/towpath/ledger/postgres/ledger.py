@@ -21,7 +21,7 @@ from towpath.core import checks
 from towpath.core.commands import Appended, Command, Placed, Settled
 from towpath.core.explain import Explanation
 from towpath.core.job import Spec
-from towpath.core.views import NotePage, NoteQuery, NoteView
+from towpath.core.views import NotePage, NoteQuery, NoteView, QueueView
 from towpath.errors import Damaged, Forked, LedgerAway, LedgerClosed, NestedCall, Refused, UserFunctionFailed
 from towpath.ledger import Answer, Capabilities, LeasesOnly, Owners
 from towpath.ledger.postgres import audit, fast_paths, user_functions, user_transactions
@@ -348,9 +348,8 @@ class PostgresLedger(reads.SharedReads):
             self._writer = None
 
     def append_on(self, connection: Any, specs: Sequence[Spec], now: int | None = None) -> tuple[Placed, ...]:
-        """Append in the transaction on the user's own `psycopg.Connection`, or on the one under a SQLAlchemy
-        session. Raises `Refused`. Specs with a key, a dependency or a group are applied after the commit, so
-        their number is 0 here."""
+        """On the user's own `psycopg.Connection`, or on the one under a SQLAlchemy session. Specs with a key,
+        a dependency or a group are applied after the commit, so their number is 0 here."""
         self._guard()
         with self._translated():
             return user_transactions.append_on(self._append_context(now), connection, specs)
@@ -363,8 +362,7 @@ class PostgresLedger(reads.SharedReads):
             return await user_transactions.aappend_on(self._append_context(now), connection, specs)
 
     def _append_context(self, now: int | None) -> user_transactions.AppendContext:
-        if now is not None:
-            checks.whole("now", now)
+        checks.optional_whole("now", now)
         time = self._now if now is None else lambda _: now
         return user_transactions.AppendContext(
             self.place, self._statements, self._notifications.channel, time, self._read, self._writer
@@ -381,8 +379,10 @@ class PostgresLedger(reads.SharedReads):
         return self._read(read)
 
     def note(self, key: str, now: int | None = None) -> NoteView | None:
-        at = self._given_time(now)
-        return self._read(lambda db: fast_paths.read_note(db, key, at), alone=True)
+        return self._read(lambda db: fast_paths.read_note(db, key, self._given_time(now)), alone=True)
+
+    def queue(self, name: str) -> QueueView | None:
+        return self._read(lambda db: reads.queue(db, name), alone=True)
 
     def notes(self, query: NoteQuery, now: int | None = None) -> NotePage:
         at = self._given_time(now)
@@ -397,7 +397,7 @@ class PostgresLedger(reads.SharedReads):
         return self._read(lambda db: reads.explain_job(db, id, self._time(db, now)))
 
     def last(self) -> int:
-        """The time of the last batch that wrote. While the clock is behind it, ledger time stays there."""
+        """The time of the last batch that wrote; ledger time is never less."""
         return self._read(lambda db: int(db.one("last")[0]))
 
     def check(self) -> list[str]:
