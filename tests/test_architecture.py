@@ -29,6 +29,7 @@ ROOMS: Sequence[tuple[str, str]] = (
     ("settings commands", "core errors"),
     ("ledger ledger.sql", "core errors clock escapes"),
     ("ledger.model ledger.memory ledger.tables ledger.remote", _DRIVER),
+    ("ledger.model_ledger", f"{_DRIVER} ledger.model"),
     ("ledger.sqlite ledger.postgres", f"{_DRIVER} ledger.tables"),
     ("observe runtime", f"core ledger fleet {_BASE}"),
     ("tasks", f"core ledger fleet runtime observe {_BASE}"),
@@ -49,7 +50,7 @@ MAY_IMPORT: Mapping[str, Sequence[str]] = {
 # Only inside a function, so that an optional driver costs nothing until it is opened.
 MAY_IMPORT_LATE: Mapping[str, Sequence[str]] = {
     "ledger": (
-        "ledger.model",
+        "ledger.model_ledger",
         "ledger.memory",
         "ledger.sqlite",
         "ledger.postgres",
@@ -57,7 +58,7 @@ MAY_IMPORT_LATE: Mapping[str, Sequence[str]] = {
         "ledger.remote",
     ),
     "testing": (
-        "ledger.model",
+        "ledger.model_ledger",
         "ledger.sqlite",
         "ledger.postgres",
         "ledger.objects",
@@ -107,12 +108,12 @@ WALL_CLOCK = frozenset(
 )
 
 MOST_LINES, WALL_OF_LINES = 500, 600
-MAY_BE_LONG: Mapping[str, int] = {"towpath.ledger.model": 995, "towpath.errors": WALL_OF_LINES}
+MAY_BE_LONG: Mapping[str, int] = {"towpath.ledger.model": 900, "towpath.errors": WALL_OF_LINES}
 """Modules allowed to pass 500 lines, and how far. The model is one file on purpose: it is read from top to
 bottom. So is the tree of errors."""
 MOST_FUNCTION_LINES = 60
 MOST_PUBLIC_METHODS = 18
-_LEDGERS = ("memory.ledger.MemoryLedger", "model.ModelLedger", "remote.ledger.RemoteLedger")
+_LEDGERS = ("memory.ledger.MemoryLedger", "model_ledger.ModelLedger", "remote.ledger.RemoteLedger")
 MAY_BE_WIDE: Mapping[str, int] = {
     "towpath.app.App": 33,
     "towpath.queues.message.Message": 20,

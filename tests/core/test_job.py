@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from towpath.core.checks import SECOND
 from towpath.core.job import Key, Release, RetryOutcome, SnoozeOutcome, Spec, runs_of
-from towpath.ledger.model import ModelLedger
+from towpath.ledger.model_ledger import ModelLedger
 from towpath.testing.ledger_suite import Harness
 
 

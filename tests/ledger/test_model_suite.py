@@ -14,7 +14,7 @@ from towpath.testing.ledger_suite import LedgerSuite, checked
 class TestModel(LedgerSuite):
     @pytest.fixture
     def ledger(self, clock: ManualClock) -> Iterator[Ledger]:
-        from towpath.ledger.model import ModelLedger
+        from towpath.ledger.model_ledger import ModelLedger
 
         with checked(ModelLedger(clock)) as ledger:
             yield ledger

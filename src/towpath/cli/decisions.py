@@ -27,7 +27,7 @@ def _decision(function: F) -> F:
 @click.option("--result", type=Json(), help="Result of the job, as JSON, or @FILE.")
 @pass_session
 def mark_done(session: Session, /, id: str, reason: str, by: str | None, result: bytes | None) -> int:
-    """Make a job done whose effect exists.
+    """Make a job done if its effect exists.
 
     A waiting, failed or canceled job becomes done, without an attempt. Jobs that wait for it can start, and
     jobs that ended only because of it are retried. Exit code 1 if the job runs or is done."""

@@ -371,7 +371,7 @@ def _worker_here(app: App, plan: Plan) -> Iterator[Callable[[], None]]:
 
 
 def _warn_of_missing_agents(app: App, plan: Plan) -> None:
-    """Print the nodes of the plan whose queues no worker consumes."""
+    """Print the nodes of the plan without a worker on their queues."""
     patterns = [each for worker in app.workers.list() for queue in worker.queues for each in queue.split(",")]
     missing = [node for node in plan.nodes if not any(fnmatchcase(f"node/{node}", each) for each in patterns)]
     if missing:

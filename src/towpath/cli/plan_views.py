@@ -166,7 +166,7 @@ def _problem(step: StepStatus) -> str | None:
 
 
 def failed_steps(handle: PlanHandle, status: PlanStatus) -> list[StepStatus]:
-    """The first steps that failed, or whose undo failed. Reads the steps only if there are any."""
+    """The first steps with a failed action or undo. Reads the steps only if there are any."""
     if not any(counts.failed for counts in (status.steps, status.undo, status.cleanup)):
         return []
     found = [step for step in handle.steps() if "failed" in (step.state, step.undo)]

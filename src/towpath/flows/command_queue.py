@@ -25,7 +25,7 @@ from towpath.flows.actions import Action, Sql, action_of, action_text
 from towpath.flows.plan import Plan, Step, StepKind, StepRetry, step_name
 
 DRAFT = "draft"
-"""The state of a command whose group was not submitted."""
+"""The state of a command in a group that was not submitted."""
 
 
 class CommandState(Protocol):

@@ -126,7 +126,7 @@ class Operation(StrEnum):
 
 
 class Intent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An operation that has been accepted and whose effects are being applied. It is written with the record
+    """An accepted operation; its effects are being applied. It is written with the record
     before any effect, so that another process can apply the effects after a crash. `number` counts the
     operations of the plan."""
 
@@ -225,8 +225,8 @@ class StoredStepJob(msgspec.Struct, frozen=True):
 
 
 class AdvanceJob(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The payload of a coordinator. `number` -1: it only applies the effects of an operation whose process
-    has ended."""
+    """The payload of a coordinator. `number` -1: it only applies the effects of an operation, after the end
+    of its process."""
 
     plan: str
     number: int

@@ -63,7 +63,7 @@ from towpath.flows.kinds import (
 from towpath.flows.step import Effect, effect_of
 
 GUARD = 10 * SECOND
-"""After this time a job applies the effects of an operation whose process has died."""
+"""After this time a job applies the effects of an operation if its process has died."""
 CONFLICTS = 20
 """How often an operation is tried again after another process changed the record."""
 

@@ -89,7 +89,7 @@ def closure(waits: Waits, start: Iterable[str]) -> set[str]:
 
 
 BATCH = 2048
-"""Names whose closure is computed at once: the bits of one number."""
+"""The names of one computation of closures: the bits of one number."""
 
 
 def not_behind(

@@ -35,7 +35,7 @@ class Undo(NamedTuple):
 
 
 def undo_waits(steps: Iterable[Undoable]) -> dict[str, list[str]]:
-    """Each step with the steps whose undo must end before its own: its dependents, or its `rollback_after`.
+    """Each step with the steps to be undone before it: its dependents, or its `rollback_after`.
     The last step comes first."""
     known = list(steps)
     found: dict[str, list[str]] = {step.name: [] for step in reversed(known)}

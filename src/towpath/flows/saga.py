@@ -154,7 +154,7 @@ def _ran(plan: str, step: Step) -> Spec:
 
 
 def _undos(plan: str, found: Sequence[tuple[Step, UndoRecord]], correlation: str | None) -> tuple[Spec, ...]:
-    """The last step is undone first. Each undo runs in the queue of its task, whose workers have the task."""
+    """The last step is undone first. Each undo runs in the queue of its task: the workers there have it."""
     specs: list[Spec] = []
     before: tuple[str, ...] = ()
     for step, undo in reversed(found):

@@ -48,7 +48,7 @@ class StageCounts(Readable):
 @dataclass(frozen=True, slots=True)
 class PlanStatus(Readable):
     """A plan at one moment. `why`: the reason of a rollback or of a parked plan. `left`: the first steps that
-    are not done, or whose undo or cleanup failed, of `left_count`."""
+    are not done, or have a failed undo or cleanup, of `left_count`."""
 
     id: str
     name: str
@@ -212,7 +212,7 @@ def steps_of(door: FlowDoor, plan: str) -> list[Step]:
 
 
 def records(door: FlowDoor, prefix: str = "") -> Iterator[PlanRecord]:
-    """The records of all plans whose id begins with the prefix, in the order of their ids. The notes of the
+    """The records of all plans by the prefix of their ids, in the order of their ids. The notes of the
     audit, which are between them, are passed over."""
     page: str | None = None
     while True:

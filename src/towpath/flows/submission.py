@@ -166,6 +166,6 @@ def _locks_spec(record: PlanRecord) -> Spec:
 
 
 def _withdraw(door: FlowDoor, record: PlanRecord, noted: Result | TowpathError) -> None:
-    """Delete the record of a plan whose steps were refused."""
+    """Delete the record of a plan with refused steps."""
     assert isinstance(noted, Noted)
     door.apply([Note(key=record_key(record.id), value=None, expect=noted.version)])

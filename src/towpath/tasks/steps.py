@@ -1,6 +1,6 @@
 """Durable steps inside a handler: `towpath.step`.
 
-A step is a call inside a handler whose result is kept in a note of the job, `step/<job id>/<number>`. The
+A step is a call inside a handler; its result is kept in a note of the job, `step/<job id>/<number>`. The
 note is written with the fence of the claim, in one commit per step. A later attempt reads the notes and
 returns the kept results instead of calling the functions again. Nothing else of the handler is recorded or
 replayed: code between the steps runs again in every attempt.

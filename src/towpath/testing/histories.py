@@ -139,7 +139,7 @@ def factory(kind: str, folder: Path) -> Factory:
         return MemoryLedger()
 
     def model() -> Ledger:
-        from towpath.ledger.model import ModelLedger
+        from towpath.ledger.model_ledger import ModelLedger
 
         return ModelLedger()
 

@@ -29,7 +29,7 @@ from towpath.core.job import DONE, Done, Key, Outcome, Release, RetryOutcome, Sp
 from towpath.core.limits import Rate
 from towpath.errors import LostClaim, QueueFull
 from towpath.ledger import Answer
-from towpath.ledger.model import ModelLedger
+from towpath.ledger.model_ledger import ModelLedger
 from towpath.ledger.sqlite.ledger import SqliteLedger
 from towpath.ledger.sqlite.rows import PIECE
 from towpath.testing.pair import Pair

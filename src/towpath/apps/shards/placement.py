@@ -84,7 +84,7 @@ def loads(placement: Placement, nodes: Iterable[str]) -> dict[str, int]:
 
 
 def _round(turn: int, first: int, count: int, rf: int) -> list[int]:
-    """One of `count` shards whose primaries are all different. The distance of the replicas from the primary
+    """One of `count` shards with different primaries. The distance of the replicas from the primary
     changes with each turn."""
     ways = max(count - 1, 1)
     return [first, *((first + 1 + (turn * (rf - 1) + other) % ways) % count for other in range(rf - 1))]
@@ -113,8 +113,8 @@ class _Work:
         self._lost: set[int] = set()
 
     def keep(self) -> None:
-        """Take over the copies on nodes that stay, at most `rf`; a shard whose primary goes away gets the
-        replica on the node with the fewest primaries as its primary."""
+        """Take over the copies on nodes that stay, at most `rf`. If the primary of a shard goes away, the
+        replica on the node with the fewest primaries becomes the primary."""
         for number, shard in enumerate(self._old):
             places = [node for node in shard if node in self._on][: self._rf]
             self._places.append(places)

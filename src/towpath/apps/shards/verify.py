@@ -28,7 +28,7 @@ LOCK = "300ms"
 CONFIRM = 1.0
 """Seconds, with the lock held, for the target to confirm the last position."""
 IDLE = "2s"
-"""A transaction that holds a lock and whose client is silent ends after this time, and writers continue."""
+"""A transaction that holds a lock ends after this time without a statement, and writers continue."""
 _TIMES = 20
 """Of the limit of a statement, for one chunk."""
 _HASHABLE = """

@@ -1,6 +1,6 @@
 """Shell commands of plans: a process group of its own, without a shell, with bounded output.
 
-On Linux an attempt whose worker was killed is found again by an environment variable of its processes."""
+On Linux the attempt of a killed worker is found again by an environment variable of its processes."""
 
 from __future__ import annotations
 
