@@ -121,10 +121,10 @@ MAY_BE_WIDE: Mapping[str, int] = {
 }
 """Classes with more public methods: the one door for users, and the methods of the ledger protocol."""
 MOST_PARAMETERS = 7
-MOST_FILES = 305
+MOST_FILES = 306
 """Of the package without testing/ and contrib/: 162 before the HTTP server, plans and shards."""
 MOST_FILES_AT_THE_TOP = 10
-MOST_ROWS = 16
+MOST_ROWS = 17
 
 MAY_SHARE_A_NAME: Mapping[str, str] = {
     "Cancel": "the command of the ledger, and the exception by which a handler ends its job",

@@ -219,7 +219,7 @@ def test_an_agent_serves_only_its_nodes(plans: Shell) -> None:
     with command(plans, "plan", "agent", "--node", "here") as here:
         started(here)
         until(lambda: logged(plans) == ["one", "two"])
-        assert plans("plan", "show", "p1", "--step", "switch", "--json").json["state"] == "ready"
+        until(lambda: plans("plan", "show", "p1", "--step", "switch", "--json").json["state"] == "ready")
         with command(plans, "plan", "agent", "--node", "there") as there:
             started(there)
             assert plans.run("plan", "watch", "p1", "--json").json["state"] == "done"
