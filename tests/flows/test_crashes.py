@@ -69,7 +69,7 @@ def test_workers_killed_at_every_few_batches(app: App, tmp_path: Path, ending: s
 
 
 @pytest.mark.ledgers("sqlite", "postgres")
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1])
 def test_workers_killed_at_random_batches(app: App, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     kills = [(rng.choice(["before", "after"]), rng.randint(2, 12)) for _ in range(5)]
