@@ -155,7 +155,7 @@ def test_others_that_work_are_waited_for(app: App) -> None:
     with app.bus.collect(BatchCommitted) as batches:
         ended = in_thread(lambda: app.run(burst=True))
         # By now at least one claim was empty, and the end of the burst was checked.
-        batches.expect(3, timeout=20)
+        batches.expect(5, timeout=20)
     more = Spec(id="more", queue="q", kind=fine.kind, payload=b"{}")
     app.engine.call(Settle(claim.id, claim.fence, Done(), spawn=(more,)))
     ended()

@@ -258,7 +258,7 @@ class CommandQueue:
         return sum(done) / len(done) if done else None
 
     def failure_rate(self, node: str | None = None) -> float | None:
-        """The share of failed commands among those that are done or failed; None without any."""
+        """The share of failed commands among the done and failed commands; None without any."""
         states = [each.state for each in self._commands(node) if each.state in ("done", "failed")]
         return states.count("failed") / len(states) if states else None
 

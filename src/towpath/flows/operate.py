@@ -275,7 +275,7 @@ def _effects(door: FlowDoor, record: PlanRecord, intent: Intent) -> TowpathError
     if intent.operation in (Operation.SKIP, Operation.MARK_DONE) or (
         intent.operation is Operation.RETRY and id
     ):
-        # The steps that were stopped go on; those that failed stay failed.
+        # Stopped steps go on; failed steps stay failed.
         revive(door, group, (CANCELED,), f"{token}/rest")
     return _first(door.apply([Append((first_advance(plan, record.round, stage),), inside=True)]))
 

@@ -67,7 +67,7 @@ def slot_exists(source: NodeSession, name: str) -> bool:
 
 
 def drop_slot(source: NodeSession, name: str) -> None:
-    """Drop a slot; the walsender that uses it is ended first, for a subscriber may be gone without a word."""
+    """Drop a slot. Its walsender is ended first, because a dead subscriber may still hold it."""
     end = time.monotonic() + _INACTIVE_SECONDS
     statement = (
         "SELECT active_pid, pg_terminate_backend(active_pid) FROM pg_catalog.pg_replication_slots"

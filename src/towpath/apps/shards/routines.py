@@ -102,7 +102,7 @@ class Unchangeable(TowpathError):
 
 
 def final(action: Action) -> Action:
-    """The action without attempts that are in vain."""
+    """The action; an error that no retry can cure ends the step at once."""
 
     def run(cluster: Cluster, work: Work) -> Any:
         try:
